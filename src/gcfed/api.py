@@ -22,10 +22,11 @@ from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.versions import mixed_versions
-from gcfed.folders.written import near, require_measured
+from gcfed.folders.written import require_measured
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
+from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import LOGS
 
@@ -224,8 +225,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
 
     Args:
         roots: folders with runs; by default ``logs``.
-        measures: ``final:test/acc``, ``best:…``, ``last10:…``, ``total:…``, ``rounds:0.8``
-            (:mod:`gcfed.folders.measures`).
+        measures: such as ``last10:test/acc`` and ``rounds:0.8`` (:mod:`gcfed.folders.measures`).
 
     Raises FileNotFoundError for a root that does not exist; Refusal for a measure that no run
     has.
@@ -360,7 +360,7 @@ class Comparison:
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
         compared = [method for method in self._methods if str(method) not in decision.not_compared]
-        return parse(decision.measure)[1], compared, decision.not_compared
+        return parse(decision.measure).column, compared, decision.not_compared
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard

@@ -56,16 +56,16 @@ class OptunaSweeper(Sweeper):
         """
         from gcfed.folders.columns import known_better
         from gcfed.folders.lock import locked
-        from gcfed.folders.measures import check_judges, column_of, higher_is_better, parse
+        from gcfed.folders.measures import check_judges, parse
 
         metric = self.cfg.optimized_metric
         root = Path(self.cfg.hydra.sweep.dir).absolute()
-        parse(metric or "", "optimized_metric")
-        if not higher_is_better(metric) and self.direction == "maximize":
+        measure = parse(metric or "", "optimized_metric")
+        if not measure.higher_is_better and self.direction == "maximize":
             raise Refusal(
                 f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
             )
-        is_largest_best = higher_is_better(metric) and known_better(column_of(metric)) == "higher"
+        is_largest_best = measure.higher_is_better and known_better(measure.column) == "higher"
         if is_largest_best and self.direction == "minimize":
             raise Refusal(
                 f"{metric} is better where it is larger: set hydra.sweeper.direction=maximize."
@@ -86,12 +86,12 @@ class OptunaSweeper(Sweeper):
             with open_dict(trial):
                 trial.pop("hydra", None)
                 trial.paths.output_dir = str(root)
-            check_buildable(trial).require(column_of(metric), f"optimized_metric={metric}")
+            check_buildable(trial).require_measure(metric, f"optimized_metric={metric}")
         if "methods" in cfg:
             from gcfed.assemble import declared_result
 
             result = declared_result(cfg)
-            check_judges(column_of(metric), result, f"optimized_metric={metric}")
+            check_judges(measure.column, result, f"optimized_metric={metric}")
         with locked(root / ".lock") as holder:
             if holder:
                 raise Refusal(
@@ -120,9 +120,10 @@ class OptunaSweeper(Sweeper):
         from optuna.trial import TrialState
 
         from gcfed.folders.folder import CHECKPOINT, read_run
-        from gcfed.folders.measures import check_judges, column_of, value
+        from gcfed.folders.measures import check_judges, parse
 
         metric = self.cfg.optimized_metric
+        measure = parse(metric)
         folders = [root / folder_name(trial) for trial in trials]
         calls = []
         for trial, folder in zip(trials, folders, strict=True):
@@ -134,13 +135,12 @@ class OptunaSweeper(Sweeper):
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):
             run = read_run(folder)
-            number = value(run, metric) if run.has_ended else None
+            number = measure.of(run) if run.has_ended else None
             if number is None:
                 error = job._return_value if job.status == JobStatus.FAILED else run.note
                 trial.set_user_attr("reason", message_of(error) or f"{metric} has no finite value")
-            column = column_of(metric)
-            check_judges(column, run.result, f"optimized_metric={metric}")
-            if run.has_ended and column not in run.metrics:
+            check_judges(measure.column, run.result, f"optimized_metric={metric}")
+            if run.has_ended and measure.statistic and measure.column not in run.metrics:
                 known = ", ".join(sorted(run.metrics))
                 raise Refusal(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL

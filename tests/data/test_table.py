@@ -244,11 +244,11 @@ def test_compressed_tables_are_read(tmp_path, suffix):
     [
         (
             {"target": None},
-            r"^data\.target is not set: name a column of age, work, code, paid, rate\.$",
+            r"^data\.target is not set: name a column\. There are age, work, code, paid, rate\.$",
         ),
         (
             {"target": "pai"},
-            r"^data\.target=pai is no column: did you mean paid\? There are age, work, code, ",
+            r"^data\.target=pai is no column: did you mean paid\?$",
         ),
         ({"ignore": ["x"]}, r"^data\.ignore=x is no column"),
         ({"groups": "site"}, r"^partition\.by=site is no column"),

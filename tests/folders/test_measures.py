@@ -1,15 +1,16 @@
 """Measures of a run equal their definitions and results computed by hand."""
 
 import math
+import re
 
 import numpy as np
 import pandas as pd
 import pytest
 from run_folders import ROW, accuracies, run_of, write_run
 
-from gcfed.folders.measures import is_accuracy, smooth, value
+from gcfed.folders.columns import known_better
+from gcfed.folders.measures import OF_ALL_ROUNDS, is_accuracy, parse, smooth, value
 from gcfed.folders.summary import summary_of
-from gcfed.tables.measures import measured
 
 
 def test_a_moving_mean_equals_its_definition():
@@ -54,10 +55,113 @@ def test_a_moving_mean_is_infinite_while_it_has_an_infinite_test(window):
         ("best:test/perplexity", 2),
         ("best:cka/fc1", None),
         ("nothing", None),
+        ("last:test/acc", 0.75),
+        ("max:test/acc", 0.75),
+        ("min:test/acc", 0.1),
+        ("mean:test/acc", 0.4),
+        ("median:test/acc", 0.375),
+        ("mean:test/acc[2]", 0.5),
+        ("max:test/acc[4]", 0.75),
+        ("max:test/acc[1]", 0.75),
+        ("test/acc@4", 0.5),
+        ("test/acc@5", 0.25),
+        ("test/acc@9", None),
+        ("mean:test/acc[3]@5", 0.375),
+        ("rounds:test/acc>=0.45", 3),
+        ("rounds:test/acc>=0.9", None),
+        ("rounds:test/rmse>=0.9", None),
+        ("rounds:test/acc[3]>=0.4", 6),
+        ("rounds:test/acc[3]>=0.6", None),
+        ("best_round", 6),
+        ("client_seconds", 0.2),
+        ("acc_diff/min", -0.25),
     ],
 )
 def test_measure(run, measure, wanted):
+    """Rounds 1, 3, 5 and 6 have tests: 0.1, 0.5, 0.25 and 0.75."""
     assert value(run, measure) == (wanted if wanted is None else pytest.approx(wanted, abs=1e-12))
+
+
+@pytest.mark.parametrize(
+    ("measure", "wanted"),
+    [
+        ("rounds:0.5", (3, False)),
+        ("rounds:0.8", (6, True)),  # all its rounds
+        ("rounds:test/rmse>=0.8", (None, False)),  # not measured
+        ("last:test/rmse", (None, False)),
+    ],
+)
+def test_a_run_that_missed_its_target_counts_with_its_length(run, measure, wanted):
+    assert parse(measure).bounded(run) == wanted
+
+
+def test_a_test_that_is_not_finite_reaches_no_target(tmp_path):
+    run = write_run(tmp_path, accuracies(0.1, math.inf, 0.2))
+    assert value(run, "rounds:test/acc>=0.5") is None
+
+
+@pytest.mark.parametrize(
+    ("measure", "is_higher"),
+    [
+        ("last:test/acc", True),
+        ("mean:personal/acc[10]", True),
+        ("rounds:test/acc>=0.8", False),
+        ("seconds:0.8", False),
+        ("last:val/perplexity", False),
+        ("min:test/mae", False),
+        ("client_seconds", False),
+        ("acc_diff/std", False),
+        ("best_round", True),  # neither is better
+    ],
+)
+def test_the_better_run_of_each_measure(measure, is_higher):
+    """A search minimises, and the best row is the smallest, where less is better."""
+    assert parse(measure).higher_is_better is is_higher
+
+
+def test_a_name_alone_is_one_number_or_refused(run):
+    """``summary.json`` has some numbers under names of columns: the last values, and four of all
+    rounds.
+    """
+    finite = {name: x for name, x in run.summary.items() if isinstance(x, int | float)}
+    columns = [name for name in finite if name in run.metrics]
+    assert {*OF_ALL_ROUNDS} < {*columns}
+    for name in columns:
+        if name in OF_ALL_ROUNDS:
+            with pytest.raises(ValueError, match=rf"Take final:{name} or \w+:{name}\."):
+                parse(name)
+            assert value(run, f"{OF_ALL_ROUNDS[name]}:{name}") == finite[name]
+        else:
+            assert value(run, name) == pytest.approx(finite[name], abs=1e-12)
+    for name in finite.keys() - {*columns}:
+        assert known_better(name)
+        is_column_elsewhere = name in ("test/acc_ema", "test/acc_smooth10")
+        assert value(run, name) == (None if is_column_elsewhere else finite[name])
+
+
+@pytest.mark.parametrize(
+    ("measure", "title"),
+    [
+        ("final:test/acc", "test accuracy"),
+        ("test/acc", "test accuracy"),
+        ("best:test/acc", "test accuracy, best"),
+        ("best:test/loss", "test loss, best"),
+        ("min:test/acc", "test accuracy, lowest"),
+        ("last10:test/acc", "test accuracy, last 10 rounds"),
+        ("max:test/acc[5]", "test accuracy, best, last 5 rounds"),
+        ("mean:val/f1", "val/f1, mean"),
+        ("total:comm/up_bytes", "sent by clients"),
+        ("test/acc_ema@500", "test/acc_ema at round 500"),
+        ("mean:test/acc[10]@500", "test accuracy, last 10 rounds at round 500"),
+        ("rounds:0.8", "rounds to 80\u00a0%"),
+        ("seconds:0.8", "seconds to 80\u00a0%"),
+        ("rounds:test/acc[10]>=0.6", "rounds to 60\u00a0% in means of 10 rounds"),
+        ("rounds:test/acc_ema>=0.3", "rounds to test/acc_ema 0.3"),
+        ("best_round", "best_round"),
+    ],
+)
+def test_the_title_of_each_measure(measure, title):
+    assert parse(measure).title == title
 
 
 def test_the_last_ten_rounds_count_rounds_and_not_tests():
@@ -93,10 +197,12 @@ def test_accuracies_are_known_by_their_names(column, expected):
     assert is_accuracy(column) == expected
 
 
-@pytest.mark.parametrize("measure", ["median:test/acc", "rounds:80 %", "final:"])
+@pytest.mark.parametrize(
+    "measure", ["most:test/acc", "rounds:80 %", "final:", "", "test/acc[10]", "last10:test/acc[5]"]
+)
 def test_an_invalid_measure_is_named(measure):
     with pytest.raises(
-        ValueError, match=rf"measure={measure!r} is not understood.*last10:<column>"
+        ValueError, match=rf"measure={re.escape(repr(measure))} is not understood.*last10:<column>"
     ):
         value(run_of(), measure)
 
@@ -120,8 +226,8 @@ def test_a_diverged_test_is_never_the_best(tmp_path, column, values, best, bad):
     first, last = values
     run = write_run(tmp_path / "a", accuracies(0.1, 0.5, 0.2, **{column: [first, bad, last]}))
     assert value(run, f"best:{column}") == best
-    assert measured(run, f"max:{column}") == max(values)
-    assert measured(run, f"min:{column}") == min(values)
+    assert value(run, f"max:{column}") == max(values)
+    assert value(run, f"min:{column}") == min(values)
     assert value(run, f"last10:{column}") is None
     only = write_run(tmp_path / "b", accuracies(0.1, **{column: [bad]}))
     assert value(only, f"best:{column}") is None

@@ -86,7 +86,7 @@ def test_the_report_from_the_command_line(tmp_path):
             ValueError,
             "There is no run below .*2 trials of a search, which are not compared",
         ),
-        (["logs"], {"measures": ["median:x"]}, ValueError, "measures='median:x' is not understood"),
+        (["logs"], {"measures": ["most:x"]}, ValueError, "measures='most:x' is not understood"),
     ],
 )
 def test_an_error_names_the_argument_and_nothing_is_written(

@@ -4,7 +4,7 @@ import pytest
 from run_folders import write_run
 
 from gcfed.folders.folder import read_run
-from gcfed.folders.measures import column_of, higher_is_better, value
+from gcfed.folders.measures import parse, value
 from gcfed.reporting import write_report
 
 TARGET = 0.6
@@ -40,8 +40,9 @@ def test_seconds_to_a_target_are_the_time_of_its_first_round(tmp_path):
     assert value(run, "rounds:0.6") == 7
     assert value(run, "seconds:0.6") == 15.0
     assert value(run, "seconds:0.95") is None
-    assert column_of("seconds:0.6") == "test/acc"
-    assert not higher_is_better("seconds:0.6")
+    assert value(run, "seconds:test/acc>=0.6") == 15.0
+    assert parse("seconds:0.6").column == "test/acc"
+    assert parse("seconds:0.95").bounded(run) == (22.5, True)
     with pytest.raises(ValueError, match=r"seconds:<target accuracy>"):
         value(run, "seconds:test/acc")
 

@@ -1,15 +1,15 @@
-"""A table compares its runs with the printed numbers: the measures of a run and
-the text of a cell.
+"""A table compares its runs with the printed numbers: the text of each cell, and what a reader must
+know.
 """
 
 import json
-import math
 
 import pandas as pd
 import pytest
-from gcfed.tables.measures import less_is_better, measured
 from pretend import Trainer, go, plain
-from run_folders import accuracies, run_of, write_run
+from run_folders import accuracies
+
+from gcfed.tables.records import RESULT
 
 TOY = {
     "paper": "Toy",
@@ -35,62 +35,6 @@ TOY = {
         "Lost": [40, "N/A"],
     },
 }
-ROWS = accuracies(0.1, 0.6, None, 0.5)
-
-
-@pytest.mark.parametrize(
-    ("measure", "expected"),
-    [
-        ("max:test/acc", 0.6),
-        ("last:test/acc", 0.5),
-        ("mean:test/acc", 0.4),
-        ("mean:test/acc[3]", 0.55),
-        ("test/acc@3", 0.6),
-        ("test/acc@4", 0.5),
-        ("test/acc@9", None),
-        ("rounds:test/acc>=0.55", 2),
-        ("rounds:test/acc>=0.9", math.inf),
-        ("rounds:test/rmse>=0.9", None),
-        ("rounds:test/acc[2]>=0.35", 2),
-        ("rounds:test/acc[2]>=0.36", 4),
-        ("last:test/rmse", None),
-        ("best_round", 2),
-        ("client_seconds", 0.2),
-        ("nothing", None),
-    ],
-)
-def test_measures_of_a_run_have_the_values_computed_by_hand(tmp_path, measure, expected):
-    """Rounds 1, 2 and 4 have tests.
-
-    In round 4, the mean of two rounds has only the test of round 4.
-    """
-    assert measured(write_run(tmp_path, ROWS), measure) == (expected and pytest.approx(expected))
-
-
-@pytest.mark.parametrize(
-    ("measure", "is_less"),
-    [
-        ("last:test/acc", False),
-        ("mean:personal/acc[10]", False),
-        ("rounds:test/acc>=0.8", True),
-        ("last:val/perplexity", True),
-        ("min:test/mae", True),
-        ("client_seconds", True),
-    ],
-)
-def test_the_better_run_of_each_measure(measure, is_less):
-    """A search minimises, and the best row is the smallest, where less is better."""
-    assert less_is_better(measure) is is_less
-
-
-def test_a_test_that_is_not_finite_reaches_no_target(tmp_path):
-    run = write_run(tmp_path, accuracies(0.1, math.inf, 0.2))
-    assert measured(run, "rounds:test/acc>=0.5") == math.inf
-
-
-def test_an_unknown_measure_is_refused():
-    with pytest.raises(ValueError, match=r"measure=most:test/acc must be max:test/acc"):
-        measured(run_of(), "most:test/acc")
 
 
 @pytest.fixture
@@ -183,26 +127,24 @@ def test_a_cell_whose_runs_are_of_two_versions_says_so(cells):
 
 def test_heading_differences_and_measure_come_from_the_runs(cells):
     """The arguments replace the rounds of the table, and other keys that no setting lists."""
-    words = ("rounds=2", "data.limit_train=2000", "eval_every=2")
+    words = ("rounds=2", "data.limit_train=2000", "eval_every=2", "extras.figures=false")
     node = {"overrides": ["rounds=40"], "setting": {"rounds": 40}, "measure": "mean:test/acc[10]"}
     found, text = cells(Trainer(lambda values, number: accuracies(0.3, 0.6)), *words, **node)
     assert "## Toy, Table 1, Accuracies (scale=full, 2 rounds)" in text
-    differences = (
-        "Ours differs in rounds 2 (paper 40); data.limit_train 2000 (whole table None);"
-        " eval_every 2 (whole table 1)."
-    )
-    assert differences in text
+    assert "Ours differs in rounds 2 (paper 40)." in text
+    changes = "rounds=2, data.limit_train=2000, eval_every=2"
+    assert f"Other than the whole table: {changes}." in text
     # neither the mean of all tests nor a difference to another number of rounds
     assert found["FedAvg", "a (%)"] == ("60.00 (0.00)", "50.00 (3.00)", "")
-    assert "Measure: test accuracy, last test." in text
+    assert "Measure: test accuracy (last:test/acc)." in text
     assert "Runs with other rounds than the paper's have no difference to its numbers." in text
 
 
 @pytest.mark.parametrize(
     ("rounds", "ours", "words"),
     [
-        (29, "50.00 (0.00)", "test accuracy, last test"),
-        (30, "41.00 (0.00)", "test accuracy, mean of the tests in the last 10 rounds"),
+        (29, "50.00 (0.00)", "test accuracy (last:test/acc)"),
+        (30, "41.00 (0.00)", "test accuracy, last 10 rounds (mean:test/acc[10])"),
     ],
 )
 def test_a_mean_of_ten_rounds_needs_thirty_rounds_as_in_the_report(cells, rounds, ours, words):
@@ -232,7 +174,10 @@ def test_a_personal_method_is_compared_by_its_result_or_not_at_all(cells):
     assert f"Not compared: Ditto is judged by {own}, which FedAvg and Other did not measure" in text
     found, text = cells(of({"fedavg", "other", "ditto"}), name="all", **node)
     assert {cell[0] for cell in found.values()} == {"80.00 (80.00 to 80.00)"}
-    assert "Measure: accuracy of clients' own models, last test." in text
+    node["measure"] = "rounds:0.5"  # short for a target of test/acc
+    _, target = cells(of({"fedavg", "other", "ditto"}), name="target", **node)
+    assert "Measure: rounds to accuracy of clients' own models 0.5 " in target
+    assert f"Measure: accuracy of clients' own models (last:{own})." in text
 
 
 OWN = {
@@ -320,6 +265,6 @@ def test_an_own_table_of_regressions_is_judged_by_their_error_in_its_unit(cells)
     def of(words, number):
         return [{"test/rmse": 2.0, "test/loss": 4.0}] * 4
 
-    found, text = cells(Trainer(of), **OWN | {"cells": {}, "measure": "mean:test/acc[10]"})
+    found, text = cells(Trainer(of), **OWN | {"cells": {}, "measure": RESULT})
     assert found["FedAvg", "a"][0] == "2 (2 to 2)"
-    assert "Measure: RMSE, last test." in text
+    assert "Measure: RMSE (final:test/rmse)." in text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import measures_of_cells, plan
 from gcfed.tables.records import Selection, Table
 
 ROWS = [
@@ -68,6 +68,15 @@ def test_extra_overrides_apply_to_all_jobs_and_are_in_the_folders_name_if_they_c
     found = jobs(*arguments, seeds=[1])
     assert all(job.overrides[-len(arguments) :] == arguments for job in found)
     assert found[0].folder == f"fedavg_iid-lambda-0.1_s1{suffix}"
+
+
+def test_a_table_that_names_no_measure_requires_no_column():
+    """The runs say by which column they are compared: a regression has no accuracy."""
+    named = Table(**TABLE | {"measure": "last:test/acc"})
+    for table, asked in ((Table(**TABLE), {}), (named, {"last:test/acc": "measure=last:test/acc"})):
+        measures = measures_of_cells(table, plan(table, "full", Selection()))
+        assert len(measures) == 4
+        assert all(of_cell == asked for of_cell in measures.values())
 
 
 def test_a_long_name_of_a_folder_is_cut_and_stays_unique():

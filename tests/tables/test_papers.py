@@ -9,12 +9,13 @@ import yaml
 from conftest import composer
 from omegaconf import OmegaConf
 
+from gcfed.folders.measures import parse
 from gcfed.tables import running
-from gcfed.tables.measures import FORMS, UNITS
 from gcfed.tables.plan import measures_of_cells, plan
 from gcfed.tables.reading import CATALOG, load, names
 from gcfed.tables.records import Printed, Selection
 from gcfed.tables.search import tune
+from gcfed.tables.units import UNITS
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.resolvers import ROOT
 
@@ -58,7 +59,7 @@ def test_the_tables_of_the_four_papers_are_there(tables):
             assert axis.overrides is not None or axis.note, (table.name, axis.label)
         for row, column, _ in runnable(table):
             assert table.unit_of(row, column) in (None, *UNITS)
-            assert any(form.fullmatch(table.measure_of(row, column)) for form in FORMS)
+            assert parse(table.measure_of(row, column))
 
 
 def printed(name, row, column):

@@ -106,6 +106,11 @@ def better(column: str) -> Better:
     return "lower" if _LOWER.search(column) else "higher"
 
 
+def is_summary_number(name: str) -> bool:
+    """Whether ``summary.json`` alone has this number, so that no column has its name."""
+    return any(fnmatchcase(name, pattern) for pattern in SUMMARY_NUMBERS)
+
+
 def known_better(column: str) -> Better | None:
     """Which value is better; None for a column that is not this project's."""
     for pattern, direction in (COLUMNS | SUMMARY_NUMBERS).items():

@@ -1,23 +1,31 @@
-"""Six measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
+"""Measures of a run by name, such as ``last10:test/acc``, and moving means of accuracies.
 
-====================  ==============================================================
-``final:<column>``    the last value of a column of ``metrics.csv``; also ``<column>``
-``best:<column>``     its highest finite value; the lowest one where less is better
-``last10:<column>``   its mean over the last ten rounds
-``total:<column>``    its sum over all rounds, as for ``comm/up_bytes``
-``rounds:<target>``   the first round whose test accuracy is at least the target
-``seconds:<target>``  the time of that round on the simulated clock (``clock/seconds``)
-====================  ==============================================================
+==========================  =================================================================
+``final:<column>``          the last value of a column of ``metrics.csv``; also ``last:<column>``
+                            and ``<column>``
+``best:<column>``           its highest finite value; the lowest one where less is better
+``max:``, ``min:``          its highest, its lowest finite value
+``mean:``, ``median:``      over all rounds
+``total:<column>``          its sum over all rounds, as for ``comm/up_bytes``
+``mean:<column>[10]``       over the last ten rounds; also ``last10:<column>``
+``<column>@500``            the last value up to round 500; ``mean:<column>[10]@500``
+``rounds:<column>>=0.8``    the first round at a target; ``rounds:0.8`` is the test accuracy's;
+                            ``rounds:<column>[10]>=0.8``: of the mean of the tests in ten rounds
+``seconds:<column>>=0.8``   the time of that round on the simulated clock (``clock/seconds``)
+``best_round``              a number that only ``summary.json`` has
+==========================  =================================================================
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Container, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Container, Iterable
+from dataclasses import dataclass
+from operator import methodcaller
+from typing import TYPE_CHECKING, Any
 
-from gcfed.folders.columns import better
+from gcfed.folders.columns import better, is_summary_number
 from gcfed.folders.reading import GLOBAL_TESTS
 from gcfed.utils.refusal import Refusal
 
@@ -29,12 +37,40 @@ if TYPE_CHECKING:
 WINDOW = 10  # rounds of GC-Fed's moving mean
 DECAY = 0.9  # of FedACG's exponential average
 CLOCK = "clock/seconds"  # the column of the simulated time
-OF_COLUMNS = ("final", "best", "last10", "total")
 TO_TARGET = ("rounds", "seconds")
+#: What is computed from the values of a column.
+STATISTICS: dict[str, Callable[[Any], Any]] = {
+    "last": lambda curve: curve.iloc[-1],
+    "max": lambda curve: finite(curve).max(),
+    "min": lambda curve: finite(curve).min(),
+    "mean": methodcaller("mean"),
+    "median": methodcaller("median"),
+    "total": methodcaller("sum"),
+}
+#: ``summary.json`` has a number under the name of a column: that of all rounds.
+OF_ALL_ROUNDS = {
+    "comm/down_bytes": "total",
+    "comm/up_bytes": "total",
+    "time/round_s": "median",
+    "train/nonfinite_clients": "total",
+}
 FORMS = (
-    f"A measure is {', '.join(f'{name}:<column>' for name in OF_COLUMNS)},"
-    f" {', '.join(f'{name}:<target accuracy>' for name in TO_TARGET)}, or a column."
+    "A measure is final:, best:, max:, min:, mean:, median: or total:<column>, last10:<column> or"
+    " mean:<column>[10], <column>@<round>, rounds: or seconds:<target accuracy>,"
+    " rounds:<column>>=<target>, a column, or a number of summary.json."
 )
+#: Short forms → the form that they stand for.
+SHORT_FORMS = {
+    r"final:(.+)": r"last:\1",
+    r"last10:(.+)": r"mean:\1[10]",
+    r"([^:@]+@\d+)": r"last:\1",
+    r"(rounds|seconds):(\d*\.?\d+)": r"\1:test/acc>=\2",
+}
+_FORM = re.compile(
+    r"(?P<statistic>\w+):(?P<column>[^\[\]@]+?)(?:\[(?P<window>\d+)\])?"
+    r"(?:@(?P<until>\d+)|>=(?P<target>\d*\.?\d+))?"
+)
+_NAME = re.compile(r"[^:@\[\]]+")
 #: Names of columns.
 TITLES = {
     "test/acc": "test accuracy",
@@ -52,42 +88,139 @@ TITLES = {
 _ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 
-def parse(measure: str, key: str = "measure") -> tuple[str, str]:
-    """Name, and column or target. Raises Refusal, which names ``key``, for anything else, and
-    for the best value of a column that has none.
+@dataclass(frozen=True)
+class Measure:
+    """The parts of a measure."""
+
+    statistic: str  # of STATISTICS or TO_TARGET; "" for a number of ``summary.json``
+    column: str  # or that number's name
+    window: int | None = None  # of the last so many rounds; to a target: of means of so many rounds
+    until: int | None = None  # up to this round
+    target: float | None = None
+
+    @property
+    def is_to_target(self) -> bool:
+        """Whether it says when a run reached a target."""
+        return self.target is not None
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether a search looks for the highest value. A measure for which neither is better
+        counts as one.
+        """
+        return not self.is_to_target and better(self.column) != "lower"
+
+    @property
+    def title(self) -> str:
+        """``test accuracy, last 10 rounds``, ``rounds to 80 %``."""
+        name = TITLES.get(self.column, self.column)
+        means = f" in means of {self.window} rounds" if self.window else ""
+        if self.target is not None:
+            if self.column == "test/acc":
+                return f"{self.statistic} to {100 * self.target:g}\u00a0%{means}"
+            return f"{self.statistic} to {name} {self.target:g}{means}"
+        words = {"max": "highest", "min": "lowest", "mean": "mean", "median": "median"}
+        words["max" if better(self.column) == "higher" else "min"] = "best"
+        parts = [name]
+        if self.statistic in words and (self.statistic, bool(self.window)) != ("mean", True):
+            parts.append(words[self.statistic])
+        if self.window:
+            parts.append(f"last {self.window} rounds")
+        at = "" if self.until is None else f" at round {self.until}"
+        return ", ".join(parts) + at
+
+    def of(self, run: Run) -> float | None:
+        """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured, is
+        not finite, or if the run did not reach the target.
+        """
+        if not self.statistic:
+            number = run.summary.get(self.column)
+            is_number = isinstance(number, int | float) and math.isfinite(number)
+            return number if is_number else None
+        curve = run.curve(self.column)
+        if self.target is not None:
+            return self._reached(run, smooth(curve, self.window) if self.window else curve)
+        end = run.rounds if self.until is None else self.until
+        first = end - self.window + 1 if self.window else 1
+        curve = curve.loc[first:end]
+        if curve.empty or run.rounds < end:
+            return None
+        number = STATISTICS[self.statistic](curve)
+        return float(number) if math.isfinite(number) else None
+
+    def _reached(self, run: Run, curve: pd.Series) -> float | None:
+        assert self.target is not None
+        reached = first_round(curve, self.target)
+        if reached is None or self.statistic == "rounds":
+            return reached
+        return seconds_at(run, reached)
+
+    def bounded(self, run: Run) -> tuple[float | None, bool]:
+        """The measure, and whether it is a lower bound: a run that missed its target counts with
+        all its rounds or seconds.
+        """
+        number = self.of(run)
+        if number is not None or not self.is_to_target or run.curve(self.column).empty:
+            return number, False
+        whole = run.rounds if self.statistic == "rounds" else seconds_at(run, run.rounds)
+        return whole, True
+
+
+def parse(measure: str, key: str = "measure") -> Measure:
+    """The parts of a measure.
+
+    Raises Refusal, which names ``key``, for anything else, for the best value of a column that has
+    none, and for the name of a column for which ``summary.json`` has another number than the last.
     """
-    name, colon, subject = measure.partition(":")
-    if not colon:
-        name = "final"
-        subject = measure
-    of_target = name in TO_TARGET and re.fullmatch(r"\d*\.?\d+", subject)
-    if not of_target and not (name in OF_COLUMNS and subject):
+    if _NAME.fullmatch(measure):
+        return _of_name(measure, key)
+    match = _FORM.fullmatch(full_form(measure))
+    if match is None or not _is_known(match["statistic"], match["target"]):
         raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
-    if name == "best" and better(subject) == "neither":
+    column = match["column"]
+    statistic = match["statistic"]
+    if statistic == "best":
+        if better(column) == "neither":
+            raise Refusal(
+                f"{key}={measure!r}: neither more nor less of {column} is better. Take"
+                f" final:{column} or last10:{column}."
+            )
+        statistic = "max" if better(column) == "higher" else "min"
+    return Measure(
+        statistic,
+        column,
+        window=int(match["window"]) if match["window"] else None,
+        until=int(match["until"]) if match["until"] else None,
+        target=float(match["target"]) if match["target"] else None,
+    )
+
+
+def full_form(measure: str) -> str:
+    """The measure without short forms: ``rounds:test/acc>=0.8`` for ``rounds:0.8``."""
+    for short, long in SHORT_FORMS.items():
+        measure = re.sub(f"^{short}$", long, measure)
+    return measure
+
+
+def _of_name(name: str, key: str) -> Measure:
+    """A number of ``summary.json``, or the last value of a column."""
+    if name in OF_ALL_ROUNDS:
         raise Refusal(
-            f"{key}={measure!r}: neither more nor less of {subject} is better. Take"
-            f" final:{subject} or last10:{subject}."
+            f"{key}={name!r} may be the last round or all of them. Take final:{name} or"
+            f" {OF_ALL_ROUNDS[name]}:{name}."
         )
-    return name, subject
+    return Measure("" if is_summary_number(name) else "last", name)
 
 
-def column_of(measure: str) -> str:
-    """The column of ``metrics.csv`` from which a measure is computed."""
-    name, subject = parse(measure)
-    return "test/acc" if name in TO_TARGET else subject
+def _is_known(statistic: str, target: str | None) -> bool:
+    if target is not None:
+        return statistic in TO_TARGET
+    return statistic == "best" or statistic in STATISTICS
 
 
-def is_to_target(measure: str) -> bool:
-    """Whether a measure says when a run reached a target."""
-    return parse(measure)[0] in TO_TARGET
-
-
-def higher_is_better(measure: str) -> bool:
-    """Whether a search for this measure looks for the highest value. A measure for which neither
-    is better counts as one.
-    """
-    name, subject = parse(measure)
-    return name not in TO_TARGET and better(subject) != "lower"
+def value(run: Run, measure: str) -> float | None:
+    """A measure of a run by its name: see :meth:`Measure.of`."""
+    return parse(measure).of(run)
 
 
 def is_accuracy(column: str) -> bool:
@@ -134,29 +267,6 @@ def check_judges(column: str, result: str, key: str) -> None:
     )
 
 
-def value(run: Run, measure: str) -> float | None:
-    """The measure in the run's own unit (accuracies 0 to 1); None if it was not measured or is not
-    finite.
-    """
-    name, subject = parse(measure)
-    if name in TO_TARGET:
-        reached = first_round(run.curve("test/acc"), float(subject))
-        if reached is None or name == "rounds":
-            return reached
-        return seconds_at(run, reached)
-    curve = run.curve(subject)
-    if name == "last10":
-        curve = curve[curve.index > run.rounds - WINDOW]
-    if curve.empty:
-        return None
-    if name == "best":
-        tests = finite(curve)
-        measured = tests.max() if higher_is_better(measure) else tests.min()
-    else:
-        measured = {"final": curve.iloc[-1], "last10": curve.mean(), "total": curve.sum()}[name]
-    return float(measured) if math.isfinite(measured) else None
-
-
 def finite(curve: pd.Series) -> pd.Series:
     """The finite values of a curve: a test of a diverged model is never the best or the worst."""
     return curve[curve.abs() < math.inf]
@@ -166,13 +276,6 @@ def seconds_at(run: Run, round_number: int) -> float | None:
     """The simulated time at the end of a round; None if the run has no clock."""
     seconds = run.curve(CLOCK).get(round_number)
     return None if seconds is None else float(seconds)
-
-
-def whole_length(run: Run, measure: str) -> float | None:
-    """What a run that missed its target counts with: all its rounds or seconds."""
-    if parse(measure)[0] == "seconds":
-        return seconds_at(run, run.rounds)
-    return run.rounds
 
 
 def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:

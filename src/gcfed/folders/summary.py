@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +13,8 @@ from gcfed.folders.folder import SUMMARY
 from gcfed.folders.measures import (
     CLOCK,
     DECAY,
+    OF_ALL_ROUNDS,
+    STATISTICS,
     finite,
     first_round,
     global_test,
@@ -73,18 +75,25 @@ def summary_of(
     }
 
 
+def numbers_of(columns: Collection[str]) -> list[str]:
+    """The numbers that only the summary of a run with these columns has, some as patterns."""
+    numbers = ["rounds", "client_seconds", "partition/*"]
+    if "test/acc" in columns:
+        numbers += ["test/acc_best", "best_round", "acc_diff/*"]
+    return numbers + [f"{name}_best" for name in ERRORS if name in columns]
+
+
 def _costs(metrics: pd.DataFrame, processes: Mapping[int, int]) -> dict[str, float]:
     """Seconds, bytes, and updates that did not count."""
     import pandas as pd
 
-    number = pd.Series(processes, dtype=float).reindex(metrics.index, method="ffill")
+    at_once = pd.Series(processes, dtype=float).reindex(metrics.index, method="ffill")
     clients = metrics["train/clients"].replace(0, math.nan)  # a round without clients has no time
-    client_seconds = metrics["time/train_s"] * number / clients
+    client_seconds = metrics["time/train_s"] * at_once / clients
     costs: dict[str, float] = {"client_seconds": float(client_seconds.median())}
-    for name in ("comm/down_bytes", "comm/up_bytes"):
-        costs[name] = int(metrics[name].sum())
-    costs["time/round_s"] = float(metrics["time/round_s"].median())
-    costs["train/nonfinite_clients"] = int(metrics["train/nonfinite_clients"].sum())
+    for name, statistic in OF_ALL_ROUNDS.items():
+        number = STATISTICS[statistic](metrics[name])
+        costs[name] = int(number) if statistic == "total" else float(number)
     return costs
 
 

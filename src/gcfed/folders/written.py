@@ -1,18 +1,16 @@
-"""What a configured run writes: the columns of ``metrics.csv`` and the numbers of
-``summary.json``. A measure that no run writes is refused before the first round.
-"""
+"""What a configured run writes. A measure that no run writes is refused before the first round."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn
 
 from gcfed.folders.columns import COLUMNS
-from gcfed.folders.measures import column_of
-from gcfed.folders.summary import ERRORS
+from gcfed.folders.measures import parse
+from gcfed.folders.summary import numbers_of
+from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -37,7 +35,6 @@ REMEDIES = {
 }
 #: Parts of names that are the names of metrics, too: ``drift/cosine`` needs ``metrics=drift``.
 METRICS = ("drift", "cka", "gap", "angle", "forgetting", "leakage", "classes", "clients")
-MOST_NAMES = 12
 
 
 @dataclass(frozen=True)
@@ -54,27 +51,6 @@ class Written:
     def has(self, column: str) -> bool:
         return self.is_open or _matches(column, self.columns)
 
-    def has_number(self, name: str) -> bool:
-        """Whether ``summary.json`` may have this number."""
-        is_own = self.is_open and name not in COLUMNS
-        return is_own or _matches(name, self.numbers)
-
-    @property
-    def numbers(self) -> list[str]:
-        """The numbers of ``summary.json``."""
-        numbers = ["rounds", "client_seconds", "partition/*", "time/round_s"]
-        numbers += ["comm/down_bytes", "comm/up_bytes", "train/nonfinite_clients"]
-        if "test/acc" in self.columns:
-            numbers += ["test/acc", "test/acc_best", "best_round"]
-            numbers += ["test/acc_smooth10", "test/acc_ema"]
-            numbers += ["acc_diff/mean", "acc_diff/std", "acc_diff/min"]
-        for column in self.columns:
-            if column in ERRORS:
-                numbers += [column, f"{column}_best"]
-            if column.startswith(("personal/", "privacy/")):
-                numbers.append(column)
-        return numbers
-
     def require(self, column: str, key: str) -> None:
         """Raises Refusal, with near names or what to set, for a column that the run never writes.
 
@@ -84,13 +60,13 @@ class Written:
         if not self.has(column):
             self._refuse(column, key, self.columns)
 
-    def require_number(self, name: str, key: str) -> None:
-        """The same for a number of ``summary.json``."""
-        if self.has_number(name):
-            return
-        if _matches(name, self.columns):
-            raise Refusal(f"{key}: {name} is no number of summary.json. Write last:{name}.")
-        self._refuse(name, key, [*self.numbers, *self.columns])
+    def require_measure(self, measure: str, key: str) -> None:
+        """The same for a measure of :mod:`gcfed.folders.measures`."""
+        asked = parse(measure, key)
+        numbers = numbers_of(self.columns)
+        has = self.has(asked.column) if asked.statistic else _matches(asked.column, numbers)
+        if not has:
+            self._refuse(asked.column, key, [*self.columns, *numbers])
 
     def _refuse(self, name: str, key: str, known: Iterable[str]) -> NoReturn:
         is_smoothed = name.startswith("test/acc_") and "test/acc" not in self.columns
@@ -105,9 +81,10 @@ def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> 
     """
     columns = list(dict.fromkeys(column for run in runs for column in run.metrics))
     for measure in measures:
-        column = column_of(measure)
-        if columns and column not in columns:
-            raise Refusal(f"{key}={measure}: no run here has {column}{near(column, columns)}")
+        asked = parse(measure, key)
+        if asked.statistic and columns and asked.column not in columns:
+            hint = near(asked.column, columns)
+            raise Refusal(f"{key}={measure}: no run here has {asked.column}{hint}")
 
 
 def remedy_of(column: str) -> str:
@@ -117,18 +94,6 @@ def remedy_of(column: str) -> str:
             return remedy
     group = column.partition("/")[0]
     return f"set metrics={group}" if group in METRICS else ""
-
-
-def near(name: str, known: Iterable[str]) -> str:
-    """The end of a sentence: the known names that are near, or those of the same group, or all."""
-    names = list(dict.fromkeys(known))
-    alike = get_close_matches(name, names, n=2, cutoff=0.75)
-    if alike:
-        return f": did you mean {' or '.join(alike)}?"
-    group = name.partition("/")[0]
-    listed = [other for other in names if other.startswith(f"{group}/")] or names
-    more = ", …" if len(listed) > MOST_NAMES else ""
-    return f". There are {', '.join(listed[:MOST_NAMES])}{more}."
 
 
 def _matches(name: str, patterns: Iterable[str]) -> bool:

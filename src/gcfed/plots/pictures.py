@@ -25,7 +25,7 @@ from gcfed.plots.style import (
     VERMILION,
     axis_label,
     factor,
-    logarithmic,
+    logarithmic_if_spanning,
     save,
     styled,
     ticks,
@@ -57,8 +57,8 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     left.set(title="Global model on the test split", ylabel=axis_label(measure))
     right.set(title="Loss", ylabel="squared error / 2" if "test/rmse" in table else "loss")
     for axes in (left, right):
-        if is_regression and _falls_far(axes):
-            logarithmic(axes)
+        if is_regression:
+            logarithmic_if_spanning(axes, 30)
         axes.set_xlabel("communication round")
         ticks(axes, 8)
         if axes.lines:
@@ -75,14 +75,6 @@ def _measure_of_tests(table: pd.DataFrame) -> str:
         if len(column(table, name)):
             return name
     return "test/acc"
-
-
-def _falls_far(axes: Axes) -> bool:
-    """Whether the lines have positive values only, and the largest is over 30 times the least."""
-    if not axes.lines:
-        return False
-    values = np.concatenate([line.get_ydata() for line in axes.lines])
-    return bool(values.max() > 30 * values.min() > 0)
 
 
 def _line(axes: Axes, curve: pd.Series, label: str, **look: Any) -> None:

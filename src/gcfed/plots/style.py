@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib
+import numpy as np
 from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -182,8 +183,15 @@ def ticks(axes: Axes, most: int = 6) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(most, integer=True, min_n_ticks=1))
 
 
-def logarithmic(axes: Axes) -> None:
-    """A logarithmic y axis, with numbers in plain text."""
+def logarithmic_if_spanning(axes: Axes, times: float) -> None:
+    """A logarithmic y axis with numbers in plain text, if all values are positive and the largest
+    is more than ``times`` the least.
+    """
+    if not axes.lines:
+        return
+    values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines])
+    if not values.max() > times * values.min() > 0:
+        return
     axes.set_yscale("log")
     axes.yaxis.set_major_formatter(LogFormatter())
     axes.yaxis.set_minor_formatter(LogFormatter(minor_thresholds=(1, 0.4)))

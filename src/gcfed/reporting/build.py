@@ -146,7 +146,7 @@ def _write_tables(
     tables: dict[str, list[Table]] = {}
     for number, (place, one) in enumerate(verdicts.items(), start=1):
         rows = frame[frame["place"] == place]
-        shown = {one.measure, f"final:{parse(one.measure)[1]}"}
+        shown = {one.measure, f"final:{parse(one.measure).column}"}
         more = [measure for measure in columns if measure not in shown]
         tables[place] = [comparison(one, rows, more, f"comparison_{number}", place)]
         reached = targets(one, rows, f"targets_{number}", place)

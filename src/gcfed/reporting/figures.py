@@ -14,7 +14,16 @@ from matplotlib.figure import Figure
 
 from gcfed.folders.folder import FINISHED, Run
 from gcfed.folders.measures import CLOCK, parse, smooth
-from gcfed.plots.style import MARKERS, axis_label, factor, logarithmic, looks, save, styled, ticks
+from gcfed.plots.style import (
+    MARKERS,
+    axis_label,
+    factor,
+    logarithmic_if_spanning,
+    looks,
+    save,
+    styled,
+    ticks,
+)
 from gcfed.reporting.verdict import Verdict
 
 METHODS = 12  # the first so many methods of a place are drawn
@@ -95,7 +104,7 @@ def _drawn_rows(frame: pd.DataFrame, place: str, verdict: Verdict) -> pd.DataFra
 def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
     """The figures of a place: the column of the verdict comes first, also over bytes and time."""
     plans: list[Plan] = []
-    _, first = parse(verdict.measure)
+    first = parse(verdict.measure).column
     measured = {name for run in rows["run"] for name in run.metrics}
     for column in sorted(measured & DRAWN, key=lambda name: (name != first, name)):
         smoothed = column == first and verdict.measure.startswith("last10")
@@ -178,21 +187,13 @@ def curves(
                 continue
             if _plot(axes, [run], column, smoothed, over, dotted, label, None):
                 label = ""
-    if factor(column) == 1 and _spans_thousandfold(axes):
-        logarithmic(axes)
+    if factor(column) == 1:
+        logarithmic_if_spanning(axes, 1000)
     axes.set(xlabel=ABSCISSAE[over], ylabel=axis_label(column))
     if over == "round":
         ticks(axes)
     _legend(figure, axes)
     return figure
-
-
-def _spans_thousandfold(axes: Axes) -> bool:
-    """Whether all values are positive, and the largest is over 1,000 times the smallest."""
-    if not axes.lines:
-        return False
-    values = np.concatenate([np.asarray(line.get_ydata()) for line in axes.lines])
-    return bool(values.max() > 1000 * values.min() > 0)
 
 
 def _plot(

@@ -11,7 +11,7 @@ from os.path import relpath
 import pandas as pd
 
 from gcfed.folders.folder import DIVERGED, STATES
-from gcfed.folders.measures import CLOCK, is_to_target, parse, value
+from gcfed.folders.measures import CLOCK, parse, value
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW
 from gcfed.folders.summary import distance_in_words, skew_in_words
 from gcfed.folders.versions import mixed_versions
@@ -121,11 +121,11 @@ def _counted(method: str, verdict: Verdict, values: pd.DataFrame) -> pd.Series:
 def _missed(rows: pd.DataFrame, measure: str) -> dict[str, set[int]]:
     """The seeds of each method that did not reach a target."""
     missed: dict[str, set[int]] = {}
-    if is_to_target(measure):
-        counted = rows[~rows["repeated"]]
-        for method, run in zip(counted["method"], counted["run"], strict=True):
-            if run.has_ended and value(run, measure) is None:
-                missed.setdefault(method, set()).add(run.seed)
+    counted = rows[~rows["repeated"]]
+    for method, run in zip(counted["method"], counted["run"], strict=True):
+        _, is_bound = parse(measure).bounded(run)
+        if run.has_ended and is_bound:
+            missed.setdefault(method, set()).add(run.seed)
     return missed
 
 
@@ -185,7 +185,7 @@ def _equal_bytes(cells: pd.DataFrame) -> list[str]:
 def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
     notes = [_reading(verdict, rows)]
     notes += [f"Not compared: {why}." for why in verdict.not_compared.values()]
-    if verdict.declared and not parse(verdict.measure)[1].startswith("test/"):
+    if verdict.declared and not parse(verdict.measure).column.startswith("test/"):
         notes.append(f"Test accuracies are the global model's, not those of {_whose(verdict)}.")
     judged = {*verdict.ranked, *verdict.not_compared}
     below = [method for method in verdict.table.index if method not in judged]

@@ -10,16 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcfed.folders.measures import (
-    TITLES,
-    WINDOW,
-    higher_is_better,
-    is_accuracy,
-    is_to_target,
-    parse,
-    value,
-    whole_length,
-)
+from gcfed.folders.measures import is_accuracy, parse
 from gcfed.reporting.judged import judged, listed
 from gcfed.reporting.student import quantile
 
@@ -50,21 +41,19 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
 
     Errors and bytes show four digits of it.
     """
-    name, subject = parse(measure)
-    if is_to_target(measure):
-        digits = 2 if name == "seconds" and largest < 100 else 0
-        return Scale(f"{name} to {100 * float(subject):g}\u00a0%", "", 1.0, digits)
-    suffixes = {"last10": f", last {WINDOW} rounds", "best": ", best"}
-    title = TITLES.get(subject, subject) + suffixes.get(name, "")
-    if is_accuracy(subject):
-        return Scale(title, "%", 100.0, 2)
-    unit = "MB" if subject.endswith("_bytes") else ""
+    asked = parse(measure)
+    if asked.is_to_target:
+        digits = 2 if asked.statistic == "seconds" and largest < 100 else 0
+        return Scale(asked.title, "", 1.0, digits)
+    if is_accuracy(asked.column):
+        return Scale(asked.title, "%", 100.0, 2)
+    unit = "MB" if asked.column.endswith("_bytes") else ""
     factor = 1e-6 if unit else 1.0
     size = abs(factor * largest)
     digits = 2
     if 0 < size < math.inf:
         digits = min(9, max(0, 3 - math.floor(math.log10(size))))
-    return Scale(title, unit, factor, digits)
+    return Scale(asked.title, unit, factor, digits)
 
 
 def interval(values: Any) -> tuple[float, float]:
@@ -87,9 +76,7 @@ def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     counted = rows[has_ended & ~rows["repeated"]]
     values = []
     for run in counted["run"]:
-        number = value(run, measure)
-        if number is None and is_to_target(measure):
-            number = whole_length(run, measure)
+        number, _ = parse(measure).bounded(run)
         values.append(number)
     frame = pd.DataFrame(
         {"seed": counted["seed"], "method": counted["method"], "value": np.array(values, float)}
@@ -121,7 +108,7 @@ class Verdict:
 
     @property
     def better(self) -> str:
-        return f", {'higher' if higher_is_better(self.measure) else 'lower'} is better"
+        return f", {'higher' if parse(self.measure).higher_is_better else 'lower'} is better"
 
     @property
     def headline(self) -> str:
@@ -179,7 +166,7 @@ class Verdict:
         unsure = self.uncertain(method)
         text = f"{method} {difference}"
         if first:
-            is_over = self.table["difference"][method] > 0 and higher_is_better(self.measure)
+            is_over = self.table["difference"][method] > 0 and parse(self.measure).higher_is_better
             unit = "points" if self.scale.unit == "%" else self.scale.title
             text += f" {unit} {'over' if is_over else 'against'} {self.reference}"
         if first or not unsure:
@@ -200,7 +187,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     by_method = rows[~rows["repeated"]].groupby("method", sort=False)["run"]
     decision = judged({method: [*runs] for method, runs in by_method})
     measure = decision.measure
-    higher = higher_is_better(measure)
+    higher = parse(measure).higher_is_better
     values = per_seed(rows, measure)
     values = values.drop(columns=[*decision.not_compared], errors="ignore").dropna(how="all")
     ranked, seeds = _sharing_seeds(values)

@@ -31,14 +31,14 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from gcfed.folders.identity import leaves
+from gcfed.folders.identity import counts, key_of
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
 from gcfed.tables.plan import REMEDIES, Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
-from gcfed.tables.records import Axis, Selection, Table
+from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
 from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.refusal import Refusal
@@ -47,6 +47,7 @@ FOLDER = "--config-dir"
 HELP = ("--help", "-h", "help")
 LEFT = (BEGUN, NEW)
 OWN_WORDS = ("rows", "columns", "seeds", "scale", "search", "dry_run", "compare")
+LENGTH = ("rounds", "eval_every")
 OF_THE_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
 
 
@@ -60,13 +61,20 @@ class Request:
     selection: Selection = field(default_factory=Selection)
     dry_run: bool = False
     compare: bool = False
-    changes: dict[str, Any] = field(default_factory=dict)  # of the table's search
+    of_search: dict[str, Any] = field(default_factory=dict)  # new values of the table's search
     overrides: list[str] = field(default_factory=list)  # of every run
     places: list[str] = field(default_factory=list)  # the override that names --config-dir
 
     @property
     def arguments(self) -> list[str]:
         return self.places + self.overrides
+
+    def changes_of(self, table: Table) -> list[str]:
+        """The overrides of the scale and the command that make other runs than the whole table."""
+        words = list(self.overrides)
+        if self.scale != "full":
+            words = table.scales[self.scale].overrides + words
+        return [word for word in words if counts(key_of(word)) or key_of(word) in LENGTH]
 
 
 def request_of(words: Sequence[str]) -> Request:
@@ -89,7 +97,7 @@ def request_of(words: Sequence[str]) -> Request:
         elif key in ("rows", "columns", "seeds"):
             selection[key] = _value(word)
         elif key == "search" or key.startswith("search."):
-            asked.changes[key] = _value(word)
+            asked.of_search[key] = _value(word)
         elif key == "scale":
             asked.scale = text
         elif key in OF_THE_FILE:
@@ -127,28 +135,6 @@ def _truth(word: str) -> bool:
     if not isinstance(value, bool):
         raise Refusal(f"{word}: write {word.partition('=')[0]}=true or false.")
     return value
-
-
-class WholeTable:
-    """What the whole table runs in a cell, without the command's scale and overrides."""
-
-    def __init__(self, table: Table, request: Request) -> None:
-        self.table = table
-        self.is_asked = request.scale == "full" and not request.overrides
-        full = table.scales.get("full", Selection()).overrides
-        self.always = [*full, *request.places]
-        self._known: dict[tuple[str, ...], Mapping[str, Any]] = {}
-
-    def values(self, row: Axis, column: Axis) -> Mapping[str, Any]:
-        """By dotted key; {} if the command runs the whole table."""
-        if self.is_asked:
-            return {}
-        words = (*(self.table.overrides_of(row, column) or ()), *self.always)
-        if words not in self._known:
-            cfg = composed(words)
-            counted = {"rounds": cfg.rounds, "eval_every": cfg.eval_every}
-            self._known[words] = leaves(cfg) | counted
-        return self._known[words]
 
 
 @dataclass
@@ -215,7 +201,7 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     request = request_of(words)
-    table = load(request.name, request.changes)
+    table = load(request.name, request.of_search)
     planned = plan(table, request.scale, request.selection, request.arguments)
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
@@ -295,10 +281,10 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
     for place, folders in planned.places.items():
         works[place] = [state.found[name] for name in folders if name in state.found]
     command = f"gcfed-table {shlex.join(request.words)}"
-    whole = WholeTable(table, request)
-    cells = gather(table, works, whole.values)
+    cells = gather(table, works)
+    changes = request.changes_of(table)
     chosen = _chosen(planned, state.best)
-    return write_comparison(table, request.scale, cells, root, command, chosen)
+    return write_comparison(table, request.scale, cells, root, command, changes, chosen)
 
 
 def _chosen(planned: Plan, best: Mapping[str, Sequence[str]]) -> str:

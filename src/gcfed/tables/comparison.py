@@ -14,10 +14,10 @@ from typing import Any
 import pandas as pd
 
 from gcfed.folders.folder import DIVERGED
+from gcfed.folders.measures import parse
 from gcfed.folders.summary import rounds_in_words
 from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
-from gcfed.tables.measures import in_words
 from gcfed.tables.plan import Place
 from gcfed.tables.ranking import Gain, compare_with_paper, gains_of
 from gcfed.tables.records import Printed, Table
@@ -26,12 +26,19 @@ from gcfed.utils.files import write_text
 
 
 def write_comparison(
-    table: Table, scale: str, cells: Sequence[Cell], root: Path, command: str, chosen: str = ""
+    table: Table,
+    scale: str,
+    cells: Sequence[Cell],
+    root: Path,
+    command: str,
+    changes: Sequence[str],
+    chosen: str = "",
 ) -> str:
     """Writes ``comparison.md`` and ``comparison.csv``; returns the first.
 
     Args:
         cells: those of :func:`gcfed.tables.gathering.gather`.
+        changes: the overrides that the whole table does not have.
         chosen: a note with the settings that a search chose, or "".
     """
     gains: Mapping[Place, Gain] = {}
@@ -41,6 +48,8 @@ def write_comparison(
     frame = pd.DataFrame([_line(table, cell, gains) for cell in cells])
     title = _title(table, scale, cells)
     notes = _notes(table, cells, gains)
+    if changes:
+        notes.append(f"Other than the whole table: {', '.join(changes)}.")
     if chosen:
         notes.append(chosen)
     text = "\n\n".join([title, _markdown(table, frame), *notes, f"Made by: {command}"]) + "\n"
@@ -220,7 +229,8 @@ def _measures(cells: Sequence[Cell]) -> list[str]:
     by_column: dict[str, dict[str, None]] = {}
     for cell in cells:
         if cell.measure:
-            by_column.setdefault(cell.column.label, {})[in_words(cell.measure)] = None
+            words = f"{parse(cell.measure).title} ({cell.measure})"
+            by_column.setdefault(cell.column.label, {})[words] = None
     texts = {column: " or ".join(words) for column, words in by_column.items()}
     if len({*texts.values()}) == 1:
         return [f"Measure: {next(iter(texts.values()))}."]

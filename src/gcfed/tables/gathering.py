@@ -4,24 +4,22 @@ setting.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from statistics import fmean, stdev
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from gcfed.folders.folder import Run, read_run
-from gcfed.folders.measures import parse
-from gcfed.reporting.judged import judged
+from gcfed.folders.measures import are_short, full_form, parse
+from gcfed.folders.reading import GLOBAL_TESTS
+from gcfed.reporting.judged import Judged, judged
 from gcfed.reporting.verdict import interval
-from gcfed.tables.measures import UNITS, Unit, column_of, measured, of_short_runs, unit_of
 from gcfed.tables.plan import Place
-from gcfed.tables.records import Axis, Table
+from gcfed.tables.records import RESULT, Axis, Table
 from gcfed.tables.running import FINISHED, Work
+from gcfed.tables.units import UNITS, Unit, unit_of
 
-#: The values of the whole table's run of a cell, by dotted key; {} if our runs are these.
-Whole = Callable[[Axis, Axis], Mapping[str, Any]]
 JUDGED = "test/acc"  # a measure of this column follows what the methods declare as their result
 
 
@@ -66,15 +64,15 @@ class Cell:
     def numbers(self) -> Numbers:
         if not self.measure or self.not_compared:
             return Numbers()
+        asked = parse(self.measure)
         values = {}
+        bound = False
         for run in self.runs:
-            value = measured(run, self.measure)
+            value, is_missed = asked.bounded(run)
             if value is not None:
                 values[run.seed] = self.unit.factor * value
-        if not any(math.isinf(value) for value in values.values()):
-            return Numbers(values)
-        rounds = {run.seed: run.rounds for run in self.runs}
-        return Numbers({seed: min(value, rounds[seed]) for seed, value in values.items()}, True)
+                bound = bound or is_missed
+        return Numbers(values, bound)
 
     @property
     def place(self) -> Place:
@@ -86,13 +84,12 @@ class Cell:
         return f"{self.column.label} ({name})" if name else self.column.label
 
 
-def gather(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole) -> list[Cell]:
+def gather(table: Table, works_of: Mapping[Place, Sequence[Work]]) -> list[Cell]:
     """The cells that have runs, column by column, with the measure by which the report would
     compare them.
 
     Args:
         works_of: the works of each cell.
-        whole: gives what the whole table runs in a cell, by dotted key.
     """
     cells: list[Cell] = []
     for column in table.columns:
@@ -101,7 +98,7 @@ def gather(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole)
             works = works_of.get((row.label, column.label), ())
             if works:
                 runs = [read_run(work.folder) for work in works if work.state == FINISHED]
-                differences = _differences(table, row, column, works[0], runs, whole)
+                differences = _differences(table, row, column, works[0], runs)
                 cells_of_column.append(Cell(row, column, works, runs, differences=differences))
         cells += _with_measures(table, cells_of_column)
     return cells
@@ -110,48 +107,60 @@ def gather(table: Table, works_of: Mapping[Place, Sequence[Work]], whole: Whole)
 def _with_measures(table: Table, cells: Sequence[Cell]) -> list[Cell]:
     """The cells of a column with their measures, and why some are not compared."""
     decision = judged({cell.row.label: cell.runs for cell in cells})
-    result = parse(decision.measure)[1]
     rounds = [run.rounds for cell in cells for run in cell.runs]
     measured_cells = []
     for cell in cells:
         measure = table.measure_of(cell.row, cell.column)
         not_compared = ""
         # a paper's numbers have the paper's measure
-        follows = rounds and not table.cells and cell.row.measure is None
-        if measure and follows and column_of(measure) == JUDGED:
-            not_compared = decision.not_compared.get(cell.row.label, "")
-            measure = measure.replace(JUDGED, result)
-        if measure:
-            measure = of_short_runs(measure, rounds)
+        if rounds and measure is not None and not table.cells and cell.row.measure is None:
+            measure, not_compared = _following(measure, decision, cell.row.label)
+        if measure == RESULT:  # no run has finished
+            measure = None
+        if measure is not None:
+            measure = _of_short_runs(measure, rounds)
+        unit = UNITS["none"] if measure is None else unit_of(measure)
         name = table.unit_of(cell.row, cell.column)
-        unit = UNITS[name] if name else unit_of(measure or "")
+        if name is not None:
+            unit = UNITS[name]
         measured_cells.append(replace(cell, measure=measure, unit=unit, not_compared=not_compared))
     return measured_cells
 
 
-def _differences(
-    table: Table, row: Axis, column: Axis, work: Work, runs: Sequence[Run], whole: Whole
-) -> dict[str, str]:
-    """In which keys our runs of a cell differ from the paper's setting, and from the runs of the
-    whole table.
+def _following(measure: str, decision: Judged, row: str) -> tuple[str, str]:
+    """The measure by which a row of an own table is compared, and why it is not.
+
+    A measure of the test accuracy follows methods that declare another accuracy as their result.
     """
+    not_compared = decision.not_compared.get(row, "")
+    if measure == RESULT:
+        return decision.measure, not_compared
+    if parse(measure).column != JUDGED:
+        return measure, ""
+    result = parse(decision.measure).column
+    if result not in GLOBAL_TESTS:
+        measure = full_form(measure).replace(JUDGED, result)
+    return measure, not_compared
 
-    def ours(key: str) -> Any:
-        if runs and runs[0].get(key) is not None:
-            return runs[0].get(key)
-        return work.get(key)
 
+def _of_short_runs(measure: str, rounds: Sequence[int]) -> str:
+    """The measure, or the last test instead of a mean over more than a third of a run."""
+    asked = parse(measure)
+    if asked.statistic == "mean" and asked.window and are_short(rounds, asked.window):
+        return f"last:{asked.column}"
+    return measure
+
+
+def _differences(
+    table: Table, row: Axis, column: Axis, work: Work, runs: Sequence[Run]
+) -> dict[str, str]:
+    """In which keys our runs of a cell differ from the paper's setting."""
     texts: dict[str, str] = {}
-    wishes = table.settings(row, column)
-    for key, wish in wishes.items():
-        have = ours(key)
+    for key, wish in table.settings(row, column).items():
+        have = runs[0].get(key) if runs else None
+        if have is None:
+            have = work.get(key)
         if have != wish:
             why = table.departures.get(key, "").rstrip(".")
             texts[key] = f"{key} {have} (paper {wish}{': ' if why else ''}{why})"
-    full = whole(row, column)
-    if full:
-        here = {**work.leaves, "rounds": ours("rounds"), "eval_every": ours("eval_every")}
-        for key in sorted((full.keys() | here.keys()) - table.chosen):
-            if key not in wishes and full.get(key) != here.get(key):
-                texts[key] = f"{key} {here.get(key)} (whole table {full.get(key)})"
     return texts

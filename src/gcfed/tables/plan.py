@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
 from gcfed.folders.identity import counted, digest, key_of
-from gcfed.tables.records import Axis, Selection, Table
+from gcfed.tables.records import RESULT, Axis, Selection, Table
 from gcfed.utils.compose import explained
 from gcfed.utils.refusal import Refusal
 
@@ -103,7 +103,7 @@ def measures_of_cells(table: Table, planned: Plan) -> dict[str, dict[str, str]]:
         measure = table.measure_of(row, column)
         for folder in planned.places.get((row.label, column.label), ()):
             of_cell = measures.setdefault(planned.jobs[folder].cell, {})
-            if measure is not None:
+            if measure is not None and measure != RESULT:
                 of_cell[measure] = f"measure={measure}"
     return measures
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import NamedTuple
 
+from gcfed.folders.measures import parse
 from gcfed.reporting.verdict import interval, reference_of
 from gcfed.tables.gathering import Cell, Numbers
-from gcfed.tables.measures import less_is_better
 from gcfed.tables.plan import Place
 from gcfed.tables.records import Printed
 from gcfed.tables.welch import Difference, Sample, compare_means
@@ -44,9 +44,11 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     values: dict[str, Mapping[int, float]] = {}
     for cell in cells:
         numbers = cell.numbers
-        if numbers.mean is None or numbers.bound or cell.measure != cells[0].measure:
+        if numbers.mean is None or numbers.bound or cell.measure is None:
             continue
-        sign = 1 if less_is_better(cell.measure or "") else -1
+        if cell.measure != cells[0].measure:
+            continue
+        sign = -1 if parse(cell.measure).higher_is_better else 1
         ranked.append((sign * numbers.mean, cell.row.label))
         values[cell.row.label] = numbers.values
     reference = reference_of([row for _, row in sorted(ranked)])

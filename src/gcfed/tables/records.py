@@ -12,9 +12,14 @@ from typing import Any, NamedTuple
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
-from gcfed.tables.measures import UNITS, column_of
+from gcfed.folders.measures import parse
+from gcfed.tables.units import UNITS
 from gcfed.utils.checked import Whole
 
+#: The measure of a table that names none: the last tests of the column that its methods declare as
+#: their result, or of the global model's test.
+RESULT = "result"
+USUAL = "mean:test/acc[10]"  # of a paper
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -104,10 +109,11 @@ class Table:
     table: str = ""  # its number, or where in the text the numbers are
     title: str = ""
     source: str = ""
-    unit: str | None = None  # of measures.UNITS; None: that of the measure
+    unit: str | None = None  # of units.UNITS; None: that of the measure
     # the seeds, or how many the paper averaged; None: it does not say
     seeds: int | list[Whole] | None = None
-    measure: str | None = "mean:test/acc[10]"  # as measures.measured reads it
+    # of gcfed.folders.measures; RESULT: by which a report compares the methods; None: none
+    measure: str | None = RESULT
     setting: dict[str, Any] = field(default_factory=dict)
     unstated: str = ""  # what the paper does not say about its setting
     # key of a setting → why our runs have another value
@@ -137,7 +143,7 @@ class Table:
     def _check_measures(self) -> None:
         """Raises ValueError for a measure or unit that the comparison could not show."""
         for measure in self.measures:
-            column_of(measure)
+            parse(measure)
         for unit in (self.unit, *(axis.unit for axis in self._axes())):
             if unit is not None and unit not in UNITS:
                 raise ValueError(f"unit={unit} must be {', '.join(UNITS)} or null")
@@ -145,8 +151,8 @@ class Table:
     @property
     def measures(self) -> list[str]:
         """The measures of the table, of its rows and of its columns."""
-        measures = [self.measure, *(axis.measure for axis in self._axes())]
-        return [measure for measure in measures if measure is not None]
+        named = [self.measure, *(axis.measure for axis in self._axes())]
+        return [measure for measure in named if measure is not None and measure != RESULT]
 
     def _axes(self) -> list[Axis]:
         axes = [*self.rows, *self.columns]
@@ -178,15 +184,6 @@ class Table:
     def printed_seeds(self) -> int:
         """How many runs a printed mean has; 1 if the paper does not say."""
         return self.seeds if isinstance(self.seeds, int) else 1
-
-    @property
-    def chosen(self) -> set[str]:
-        """The keys that differ between the runs of a cell: the seed, and what its search chose."""
-        keys = {"seed"}
-        if self.search is not None:
-            for params in (self.search.params, *self.search.knobs.values()):
-                keys |= params.keys()
-        return keys
 
     def printed(self, row: Axis, column: Axis) -> Printed:
         """What the paper prints there. ValueError if the entry has none of the forms."""
@@ -236,7 +233,7 @@ class Table:
         for one in (row, column):
             if one.measure is not None:
                 return one.measure
-        return self.measure
+        return USUAL if self.cells and self.measure == RESULT else self.measure
 
     def unit_of(self, row: Axis, column: Axis) -> str | None:
         return row.unit or column.unit or self.unit

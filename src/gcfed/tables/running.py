@@ -16,7 +16,6 @@ from gcfed.check import check
 from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
-from gcfed.tables.measures import require_written
 from gcfed.tables.plan import Job
 from gcfed.utils.compose import composed
 from gcfed.utils.refusal import Refusal, message_of
@@ -177,7 +176,7 @@ def check_cells(works: Iterable[Work], measures: Mapping[str, Mapping[str, str]]
         try:
             written = build_without_data(work.cfg)
             for measure, key in measures.get(cell, {}).items():
-                require_written(measure, written, key)
+                written.require_measure(measure, key)
         except (ValueError, OSError) as error:
             raise Refusal(f"{work.job.title}: {message_of(error)}") from error
 

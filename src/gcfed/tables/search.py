@@ -13,11 +13,11 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
+from gcfed.folders.columns import better
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
-from gcfed.folders.measures import check_judges
+from gcfed.folders.measures import check_judges, parse
 from gcfed.tables import running
-from gcfed.tables.measures import column_of, less_is_better, measured, refuse_without_direction
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
 from gcfed.utils.compose import composed
@@ -71,7 +71,7 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
     share a seed.
     """
     installed("optuna", "search")
-    refuse_without_direction(search.metric, "search.metric")
+    _check_direction(search.metric)
     cells = {job.cell: job for job in jobs.values()}
     run_seeds = {job.seed for job in jobs.values()}
     searches = [_cell_search(search, job, root) for job in cells.values()]
@@ -97,6 +97,16 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
             trials = root / "searches" / job.cell / TRIALS
             tuned.lost[job.title] = f"no trial of its search has a value: see {trials}"
     return tuned
+
+
+def _check_direction(metric: str) -> None:
+    """Raises Refusal for a measure that cannot choose between trials."""
+    asked = parse(metric, "search.metric")
+    if not asked.is_to_target and better(asked.column) == "neither":
+        raise Refusal(
+            f"search.metric={metric}: neither more nor less of {asked.column} is better: choose by"
+            " another column, such as last:val/acc."
+        )
 
 
 def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
@@ -127,7 +137,7 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     if "methods" in one.cfg:
         from gcfed.assemble import declared_result  # torch
 
-        check_judges(column_of(search.metric), declared_result(one.cfg), key)
+        check_judges(parse(search.metric).column, declared_result(one.cfg), key)
     both = {*(search.seeds or [one.cfg.seed])} & run_seeds
     if both:
         raise Refusal(
@@ -146,7 +156,7 @@ def run_trials(search: Search, one: CellSearch) -> None:
 
     A stopped trial continues with the values that it had drawn.
     """
-    direction = "minimize" if less_is_better(search.metric) else "maximize"
+    direction = "maximize" if parse(search.metric).higher_is_better else "minimize"
     with locked(one.folder / ".lock") as holder:
         if holder:
             raise Refusal(
@@ -208,7 +218,7 @@ def outcome(folder: Path, metric: str, failure: str) -> Outcome:
         run = read_run(folder)
         note = run.note
         if run.has_ended:
-            value = measured(run, metric)
+            value, _ = parse(metric).bounded(run)
     if value is None:
         return Outcome(None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}")
     past_edges = edges(run)

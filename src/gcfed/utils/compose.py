@@ -24,6 +24,7 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from gcfed.utils.near import did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
@@ -201,7 +202,7 @@ def _unknown_key(key: str, error: Exception) -> str:
     value = re.search(rf"\+{re.escape(key)}=(\S+)", str(error))
     choices = _choosing(value[1]) if value and "." not in key else []
     if choices:
-        return f"{key}: there is no such key: did you mean {' or '.join(choices)}?"
+        return f"{key}: there is no such key{did_you_mean(choices)}"
     node = getattr(error.__cause__, "parent_node", None)
     cfg = OmegaConf.create() if node is None else node._get_root()
     no_such_key = f"{key}: there is no such key{suggestion(key, _keys_to_type(cfg))}"
@@ -320,9 +321,7 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     near = [other for other, name in names.items() if name in closest]
     sharing = [other for other, name in names.items() if _shares_words(last, name)]
     alike = near or sharing
-    if not alike:
-        return "."
     depth = word.count(".")
     as_deep = [other for other in alike if other.count(".") == depth]
     best = as_deep or alike
-    return f": did you mean {' or '.join(before + other + after for other in best[:3])}?"
+    return did_you_mean([before + other + after for other in best[:3]])

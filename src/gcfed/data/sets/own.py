@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from difflib import get_close_matches
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -18,11 +17,11 @@ from gcfed.data.sets.files import Note, listing
 from gcfed.data.sets.names import announce, number_names
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
+from gcfed.utils.near import near
 from gcfed.utils.refusal import MissingFile, Refusal
 
 log = logging.getLogger(__name__)
 KEYS = ("x", "y", "x_test", "y_test", "groups")
-MOST_NAMES = 30  # of columns in a message
 
 
 @checked
@@ -167,16 +166,11 @@ def _require_keys(content: Any, name: str) -> None:
 def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str | None]]) -> None:
     """Raises Refusal if a key names a column that is missing, or None."""
     known = [*map(str, columns)]
-    listed = ", ".join(known[:MOST_NAMES])
-    if len(known) > MOST_NAMES:
-        listed += f", … ({len(known):,} columns)"
     for key, names in named.items():
         for name in {*names} - {*columns}:
             if name is None:
-                raise Refusal(f"{key} is not set: name a column of {listed}.")
-            alike = get_close_matches(str(name), known, n=1)
-            meant = f": did you mean {alike[0]}? There" if alike else "; there"
-            raise Refusal(f"{key}={name} is no column{meant} are {listed}.")
+                raise Refusal(f"{key} is not set: name a column{near('', known)}")
+            raise Refusal(f"{key}={name} is no column{near(str(name), known)}")
 
 
 def _plain(key: str, value: Any) -> np.ndarray:

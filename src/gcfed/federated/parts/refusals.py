@@ -12,6 +12,7 @@ from lightning.pytorch import Callback
 
 from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
+from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
@@ -36,7 +37,7 @@ def check_hooks(cls: type[Part], title: str) -> None:
         near = difflib.get_close_matches(name, alike, 1, 0.85)
         is_of_other_side = hasattr(ClientPart, name) or hasattr(ServerPart, name)
         if is_of_other_side or name.startswith(("on_", "before_", "after_")):
-            hint = f": did you mean {near[0]}?" if near else "."
+            hint = did_you_mean(near)
             if is_of_other_side:
                 other = ClientPart if sides[0] is ServerPart else ServerPart
                 hint = f"; it is a hook of {other.__name__}."

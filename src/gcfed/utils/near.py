@@ -1,0 +1,25 @@
+"""Known names that are near an unknown one, as the end of a sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from difflib import get_close_matches
+
+MOST_NAMES = 12
+
+
+def near(name: str, known: Iterable[str]) -> str:
+    """The known names that are near, or those of the same group, or all."""
+    names = list(dict.fromkeys(known))
+    alike = get_close_matches(name, names, n=2, cutoff=0.75)
+    if alike:
+        return did_you_mean(alike)
+    group = name.partition("/")[0]
+    listed = [other for other in names if other.startswith(f"{group}/")] or names
+    more = f", … ({len(listed):,} in all)" if len(listed) > MOST_NAMES else ""
+    return f". There are {', '.join(listed[:MOST_NAMES])}{more}."
+
+
+def did_you_mean(names: Sequence[str]) -> str:
+    """``: did you mean test/acc or val/acc?``; a full stop without names."""
+    return f": did you mean {' or '.join(names)}?" if names else "."
