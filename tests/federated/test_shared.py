@@ -61,7 +61,7 @@ def test_a_process_does_not_wait_for_one_that_has_ended(monkeypatch):
     def work():
         if os.environ["LOCAL_RANK"] == "2":
             os.kill(os.getpid(), signal.SIGKILL)
-        SharedSums.present.add_([torch.ones(3)])
+        SharedSums.present.add([torch.ones(3)])
 
     with pytest.raises(ChildProcessError, match="process 2 of this run died of signal 9"):
         ForkLauncher(3).launch(work)

@@ -19,12 +19,14 @@ SLOT = 1 << 21  # bytes that a process adds at a time, few enough for a core's c
 ALIGNMENT = 8  # bytes; of the largest number
 PATIENCE_MS = 1000  # between two looks at whether the other processes live
 
+Pair = tuple[Tensor, Tensor]  # a process's own numbers, and the memory of their sum; [n] each
+
 
 class SharedSums:
     """Adds up tensors of the processes of one run. It is made before the others fork.
 
     Each process copies its numbers into a slot of its own. Then each one adds up a share of the
-    entries, and all copy the sums. There are two sets of slots, used in turn, so a process may
+    entries, and all copy the result. There are two sets of slots, used in turn, so a process may
     begin with the next numbers while another one still copies.
 
     Args:
@@ -54,25 +56,29 @@ class SharedSums:
         for door in self._doors:
             os.close(door)
 
-    def add_(self, tensors: Sequence[Tensor]) -> None:
-        """Replaces tensors by their sums over all processes (integers modulo 2⁶⁴).
+    def add(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The sums over all processes (integers modulo 2⁶⁴), in new memory.
 
         All processes give tensors of the same shapes and types.
         """
-        flat = [t.detach().reshape(-1) for t in tensors]  # a copy only if ``t`` is not contiguous
-        for portion in _portions(flat):
-            self._add_(portion)
-        for t, total in zip(tensors, flat, strict=True):
-            if not t.is_contiguous():
-                t.detach().copy_(total.view(t.shape))
+        pairs = []
+        for t in tensors:
+            own = t.detach().reshape(-1)
+            pairs.append((own, torch.empty_like(own)))
+        for portion in _portions(pairs):
+            self._add(portion)
+        totals = []
+        for t, (_, total) in zip(tensors, pairs, strict=True):
+            totals.append(total.view(t.shape))
+        return totals
 
-    def _add_(self, portion: Sequence[Tensor]) -> None:
-        """Replaces numbers that fit together into a slot, ``[n]`` each."""
+    def _add(self, portion: Sequence[Pair]) -> None:
+        """Adds up numbers that fit together into a slot."""
         self._set = 1 - self._set
         slots = self._slots[self._set]
-        numbers = []  # of all processes, [P, n] each
+        numbers = []  # of all processes, [P, n] of each pair
         first = 0
-        for own in portion:
+        for own, _ in portion:
             rows = slots[:, first : first + own.nbytes].view(own.dtype)
             rows[self.rank].copy_(own)
             numbers.append(rows)
@@ -86,8 +92,8 @@ class SharedSums:
             for other in others:
                 total.add_(other)
         self.meet()
-        for own, rows in zip(portion, numbers, strict=True):
-            own.copy_(rows[0])
+        for rows, (_, total) in zip(numbers, portion, strict=True):
+            total.copy_(rows[0])
 
     def meet(self) -> None:
         """Waits until all processes have called this method as often.
@@ -119,13 +125,14 @@ def _is_readable(descriptor: int) -> bool:
     return bool(poll.poll(PATIENCE_MS))
 
 
-def _portions(flat: Iterable[Tensor]) -> Iterator[list[Tensor]]:
-    """Pieces of these tensors, ``[n]`` each, those that fit together into a slot."""
-    portion: list[Tensor] = []
+def _portions(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
+    """Pieces of these tensors, those that fit together into a slot."""
+    portion: list[Pair] = []
     free = SLOT
-    for t in flat:
-        for piece in t.split(SLOT // t.itemsize):
-            size = _aligned(piece.nbytes)
+    for own, total in pairs:
+        width = SLOT // own.itemsize
+        for piece in zip(own.split(width), total.split(width), strict=True):
+            size = _aligned(piece[0].nbytes)
             if size > free:
                 yield portion
                 portion = []

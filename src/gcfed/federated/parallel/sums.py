@@ -36,7 +36,7 @@ MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
 PIECE = 1 << 18  # entries at a time on a CPU, few enough for a core's cache
 
-# sums over all processes, in the memory of the tensors; the identity if there is one
+# sums over all processes; the identity if there is one
 Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
@@ -276,32 +276,35 @@ def _flat(t: Tensor, strides: tuple[int, ...]) -> Tensor:
 
 
 def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-    """Replaces tensors by their sums over all processes (int64 modulo 2⁶⁴), and returns them; the
-    identity in a single process.
-
-    In place, because each process would otherwise hold the sums of large models twice.
-    """
+    """Sums over all processes (int64 modulo 2⁶⁴); the identity in a single process."""
     _, world = rank_and_world()
     if world == 1:
         return tensors
     shared = SharedSums.present
-    if shared is None:
-        _send_sums_(tensors)
-    else:
-        shared.add_(tensors)
-    return tensors
+    totals = _sent_sums(tensors) if shared is None else shared.add(tensors)
+    return [_in_order_of(t, total) for t, total in zip(tensors, totals, strict=True)]
 
 
-def _send_sums_(tensors: Sequence[Tensor]) -> None:
-    """Adds up over processes that share no memory: one message for each data type."""
-    by_dtype: dict[torch.dtype, list[Tensor]] = defaultdict(list)  # in the same order everywhere
-    for t in tensors:
-        by_dtype[t.dtype].append(t.detach())
-    for alike in by_dtype.values():
-        flat = torch.cat([t.reshape(-1) for t in alike])
+def _sent_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """The sums of processes that share no memory: one message for each data type."""
+    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)  # in the same order everywhere
+    for i, t in enumerate(tensors):
+        by_dtype[t.dtype].append(i)
+    totals = list(tensors)
+    for indices in by_dtype.values():
+        flat = torch.cat([tensors[i].reshape(-1) for i in indices])
         _wait(dist.all_reduce(flat, async_op=True), flat)
-        for t, total in zip(alike, flat.split([t.numel() for t in alike]), strict=True):
-            t.copy_(total.view(t.shape))
+        sizes = [tensors[i].numel() for i in indices]
+        for i, piece in zip(indices, flat.split(sizes), strict=True):
+            totals[i] = piece.view(tensors[i].shape)
+    return totals
+
+
+def _in_order_of(t: Tensor, total: Tensor) -> Tensor:
+    """A sum in the memory format of its terms, because the server's optimizer needs one layout."""
+    if total.stride() == t.stride():
+        return total
+    return torch.empty_like(t).copy_(total)
 
 
 def _wait(work: Any, tensor: Tensor) -> None:

@@ -33,8 +33,8 @@ class Round:
             may replace entries.
         lr: η_l, the clients' learning rate in this round.
         model: the server's own model, name → ``[*shape]``.
-        reduce: sums over all processes, in the memory of the tensors that it gets. Every process
-            must call it, so do not call it in ``on_receive``.
+        reduce: sums over all processes. Every process must call it, so do not call it in
+            ``on_receive``.
         optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each scheduled client has, ``[K]``. None: that
