@@ -1,6 +1,7 @@
 """Suggestions for keys and options that Hydra does not know."""
 
 import re
+import shlex
 
 import pytest
 from conftest import refuses
@@ -44,6 +45,12 @@ HINTS = {
     ),
     "callbacks.best.monitor=val/acc": "callbacks.best.monitor: there is no such key.",
     "data.root=flowers": "data.root: there is no such key.",
+    "data=image_folder data.path=flowers": (
+        "data.path: there is no such key: did you mean data.root?"
+    ),
+    "data=csv data.root=people.csv": "data.root: there is no such key: did you mean data.path?",
+    "data=csv data.label=ill": "data.label: there is no such key: did you mean data.target?",
+    "data=huggingface data.target=y": "data.target: there is no such key: did you mean data.label?",
     "data=own data.dataset.quux=5": "data.dataset.quux: there is no such key.",
     "dataset=cifar10": "dataset: there is no such key: did you mean data=cifar10?",
     "device=cuda": "device: there is no such key: did you mean trainer=gpu?",
@@ -96,6 +103,23 @@ def test_messages_of_hydra_are_one_line_with_the_word(word):
     with refuses(rf"^[^\n]*{word}[^\n]*$") as said:
         gcfed.configure(word)
     assert "http" not in str(said.value)
+
+
+@pytest.mark.parametrize("path", ["/nowhere/a (1)/x", "/nowhere/a=b,c"])
+def test_the_error_of_a_path_shows_the_quotes_that_it_needs(path):
+    with refuses("A path needs quotes: ") as refused:
+        gcfed.configure("data=csv", f"data.path={path}")
+    (word,) = shlex.split(str(refused.value).partition("needs quotes: ")[2])
+    assert gcfed.configure("data=csv", word).data.path == path
+
+
+def test_the_error_of_an_own_option_names_the_folder_that_has_it(tmp_path, monkeypatch):
+    (tmp_path / "conf" / "algorithm").mkdir(parents=True)
+    (tmp_path / "conf" / "algorithm" / "mine.yaml").write_text("# @package _global_\n")
+    monkeypatch.chdir(tmp_path)
+    with refuses(r"without conf/algorithm/mine\.yaml: add --config-dir conf \(in Python"):
+        gcfed.configure("algorithm=mine")
+    gcfed.configure("algorithm=mine", config_dir="conf")
 
 
 def test_a_path_needs_no_quotes(tmp_path):

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from copy import deepcopy
 from difflib import get_close_matches
@@ -45,6 +46,11 @@ TARGETS = {
     "model": "model._target_",
     "partition": "partition=iid partition._target_",
 }
+#: Keys that mean the same of different data sets.
+SAME_OF_DATA = (
+    ("data.path", "data.root"),
+    ("data.target", "data.label"),
+)
 #: ``mynet.Net``
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 #: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
@@ -183,7 +189,16 @@ def explained(error: Exception) -> str:
         return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
     word: str | None = getattr(error, "override", None)
-    return message if word is None else f"{word}: {message}"
+    return message if word is None else f"{word}: {message}{_quotes_for(word)}"
+
+
+def _quotes_for(word: str) -> str:
+    """How to type a path that Hydra's grammar does not accept; "" for a word without a path."""
+    key, _, value = word.partition("=")
+    if "/" not in value:
+        return ""
+    quoted = QuotedString(value, Quote.double).with_quotes()
+    return f" A path needs quotes: {shlex.quote(f'{key}={quoted}')}"  # as a shell takes it
 
 
 def _several_values(key: str, values: str) -> str:
@@ -205,8 +220,18 @@ def _unknown_key(key: str, error: Exception) -> str:
         return f"{key}: there is no such key{did_you_mean(choices)}"
     node = getattr(error.__cause__, "parent_node", None)
     cfg = OmegaConf.create() if node is None else node._get_root()
-    no_such_key = f"{key}: there is no such key{suggestion(key, _keys_to_type(cfg))}"
-    return _why_idle(cfg, key) or no_such_key
+    known = _keys_to_type(cfg)
+    meant = _same_of_data(key, known) or suggestion(key, known)
+    return _why_idle(cfg, key) or f"{key}: there is no such key{meant}"
+
+
+def _same_of_data(key: str, known: Sequence[str]) -> str:
+    """``: did you mean data.root?`` for ``data.path``; "" for other keys."""
+    for keys in SAME_OF_DATA:
+        meant = [other for other in keys if other in known]
+        if key in keys and meant:
+            return did_you_mean(meant)
+    return ""
 
 
 def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
@@ -214,6 +239,12 @@ def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
     listed = f"There are {', '.join(known)}."
     if option == "none":
         return f"{group}=null: {group} cannot be left out; set its keys instead. {listed}"
+    for file in Path.cwd().glob(f"*/{group}/{option}.yaml"):
+        folder = file.relative_to(Path.cwd()).parts[0]
+        return (
+            f"{group}={option}: there is no such option without {folder}/{group}/{option}.yaml: add"
+            f" --config-dir {folder} (in Python config_dir='{folder}')."
+        )
     meant = suggestion(option, known, f"{group}=")
     if group in TARGETS and DOTTED_NAME.fullmatch(option):
         meant = f": did you mean {TARGETS[group]}={option}?"
