@@ -74,13 +74,15 @@ def test_a_run_prints_what_it_trains_and_its_results(config, tmp_path, capsys, c
     )
     own = shorthand([f"model._target_={__name__}.Adapted"])
     folder = tmp_path / "metrics=[personal]"  # rich must not read this as markup
+    cfg = config(*FAST, *asked, *faults, *own, "gc=none", folder=folder)
+    monkeypatch.chdir(tmp_path)  # paths are printed as they are shortest
     with caplog.at_level(logging.INFO):
-        train(config(*FAST, *asked, *faults, *own, "gc=none", folder=folder))
+        train(cfg)
     assert "Adapted with 132 trained parameters; 8 clients" in caplog.text
     assert "UniformSampler(per_round=7); methods: none; aggregator: unweighted mean" in caplog.text
     printed = capsys.readouterr().out
     run = read_run(folder)
-    assert f"  {folder}\n" in printed
+    assert f"  {folder.name}\n" in printed
     last = run.metrics.iloc[-1]
     rows = dict(re.findall(r"^│ (.+?) +│ (.+?) +│$", printed, re.MULTILINE))
     assert rows["mean of the last 3 rounds"] == f"{run.metrics['test/acc'].mean():.2%}"
