@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pandas as pd
 import pytest
+from conftest import refuses
 from run_folders import ROW, accuracies, run_of, write_run
 
 from gcfed.folders.columns import known_better
@@ -69,7 +70,7 @@ def test_a_moving_mean_is_infinite_while_it_has_an_infinite_test(window):
         ("mean:test/acc[3]@5", 0.375),
         ("rounds:test/acc>=0.45", 3),
         ("rounds:test/acc>=0.9", None),
-        ("rounds:test/rmse>=0.9", None),
+        ("rounds:test/rmse<=0.9", None),
         ("rounds:test/acc[3]>=0.4", 6),
         ("rounds:test/acc[3]>=0.6", None),
         ("best_round", 6),
@@ -87,12 +88,27 @@ def test_measure(run, measure, wanted):
     [
         ("rounds:0.5", (3, False)),
         ("rounds:0.8", (6, True)),  # all its rounds
-        ("rounds:test/rmse>=0.8", (None, False)),  # not measured
+        ("rounds:test/rmse<=0.8", (None, False)),  # not measured
         ("last:test/rmse", (None, False)),
     ],
 )
 def test_a_run_that_missed_its_target_counts_with_its_length(run, measure, wanted):
     assert parse(measure).bounded(run) == wanted
+
+
+def test_less_of_a_loss_reaches_its_target(tmp_path):
+    losses = [{"test/loss": loss} for loss in (2.0, math.inf, 0.75, 0.5)]
+    run = write_run(tmp_path, losses)
+    assert value(run, "rounds:test/loss<=0.8") == 3
+    assert value(run, "rounds:test/loss<=0.75") == 3
+    assert value(run, "rounds:test/loss<=0.4") is None
+    assert not parse("rounds:test/loss<=0.8").higher_is_better
+
+
+@pytest.mark.parametrize("measure", ["rounds:test/loss>=0.5", "seconds:test/acc<=0.5"])
+def test_a_target_is_not_reached_from_the_worse_side(measure):
+    with refuses(r"is reached from the other side\. Write [<>]= in it\."):
+        parse(measure)
 
 
 def test_a_test_that_is_not_finite_reaches_no_target(tmp_path):

@@ -10,7 +10,8 @@
 ``mean:<column>[10]``       over the last ten rounds; also ``last10:<column>``
 ``<column>@500``            the last value up to round 500; ``mean:<column>[10]@500``
 ``rounds:<column>>=0.8``    the first round at a target; ``rounds:0.8`` is the test accuracy's;
-                            ``rounds:<column>[10]>=0.8``: of the mean of the tests in ten rounds
+                            ``rounds:<column>[10]>=0.8``: of the mean of the tests in ten rounds;
+                            ``rounds:test/loss<=0.5``: of a column of which less is better
 ``seconds:<column>>=0.8``   the time of that round on the simulated clock (``clock/seconds``)
 ``best_round``              a number that only ``summary.json`` has
 ==========================  =================================================================
@@ -57,7 +58,7 @@ OF_ALL_ROUNDS = {
 FORMS = (
     "A measure is final:, best:, max:, min:, mean:, median: or total:<column>, last10:<column> or"
     " mean:<column>[10], <column>@<round>, rounds: or seconds:<target accuracy>,"
-    " rounds:<column>>=<target>, a column, or a number of summary.json."
+    " rounds:<column>>=<target>, rounds:<column><=<target>, a column, or a number of summary.json."
 )
 #: Short forms → the form that they stand for.
 SHORT_FORMS = {
@@ -67,8 +68,8 @@ SHORT_FORMS = {
     r"(rounds|seconds):(\d*\.?\d+)": r"\1:test/acc>=\2",
 }
 _FORM = re.compile(
-    r"(?P<statistic>\w+):(?P<column>[^\[\]@]+?)(?:\[(?P<window>\d+)\])?"
-    r"(?:@(?P<until>\d+)|>=(?P<target>\d*\.?\d+))?"
+    r"(?P<statistic>\w+):(?P<column>[^\[\]@<>]+?)(?:\[(?P<window>\d+)\])?"
+    r"(?:@(?P<until>\d+)|(?P<sign>[<>]=)(?P<target>\d*\.?\d+))?"
 )
 _NAME = re.compile(r"[^:@\[\]]+")
 #: Names of columns.
@@ -97,6 +98,7 @@ class Measure:
     window: int | None = None  # of the last so many rounds; to a target: of means of so many rounds
     until: int | None = None  # up to this round
     target: float | None = None
+    at_most: bool = False  # whether a value at or below the target reaches it
 
     @property
     def is_to_target(self) -> bool:
@@ -150,7 +152,10 @@ class Measure:
 
     def _reached(self, run: Run, curve: pd.Series) -> float | None:
         assert self.target is not None
-        reached = first_round(curve, self.target)
+        if self.at_most:
+            reached = first_round(-curve, -self.target)
+        else:
+            reached = first_round(curve, self.target)
         if reached is None or self.statistic == "rounds":
             return reached
         return seconds_at(run, reached)
@@ -186,12 +191,19 @@ def parse(measure: str, key: str = "measure") -> Measure:
                 f" final:{column} or last10:{column}."
             )
         statistic = "max" if better(column) == "higher" else "min"
+    at_most = match["sign"] == "<="
+    if match["sign"] and better(column) == ("higher" if at_most else "lower"):
+        raise Refusal(
+            f"{key}={measure!r}: a target of {column} is reached from the other side. Write"
+            f" {'>=' if at_most else '<='} in it."
+        )
     return Measure(
         statistic,
         column,
         window=int(match["window"]) if match["window"] else None,
         until=int(match["until"]) if match["until"] else None,
         target=float(match["target"]) if match["target"] else None,
+        at_most=at_most,
     )
 
 
