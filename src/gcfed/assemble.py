@@ -368,9 +368,10 @@ def declared_result(cfg: DictConfig) -> str:
 
 
 def models_in_memory(callbacks: Sequence[Callback]) -> int:
-    """How many models of float32 parameters a process of this run holds at most.
+    """About how many models of float32 parameters a process of this run holds.
 
-    Rounded up from what ``benchmarks/memory.py`` measured: the global model, the broadcast one, a
+    An estimate from what ``benchmarks/memory.py`` measured (docs/performance.md has the numbers;
+    some networks hold up to a third more): the global model, the broadcast one, a
     client's with gradients and momentum, the sum of updates, and what the allocator keeps.
     """
     models = 10

@@ -10,6 +10,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from conftest import refuses
 from harness import (
     ArrayData,
     Spy,
@@ -23,6 +24,7 @@ from harness import (
 )
 from torch import nn
 
+from gcfed.federated.engine.loop import refuse_changes
 from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
@@ -482,3 +484,15 @@ def test_a_state_that_is_written_only_with_the_reply_is_there_in_every_process(t
     torch.testing.assert_close(together, alone, rtol=0, atol=1e-9)
     assert others == versions
     assert max(versions) == 7
+
+
+@pytest.mark.parametrize(
+    ("after", "words"),
+    [
+        ({"train/loss": 2.0}, "writes the column train/loss"),
+        ({}, "removes the column train/loss"),
+    ],
+)
+def test_a_part_may_only_add_columns_to_a_row(after, words):
+    with refuses(words):
+        refuse_changes(Spy(), {"train/loss": 1.0}, after)

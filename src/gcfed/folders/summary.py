@@ -27,7 +27,7 @@ from gcfed.utils.files import write_text
 if TYPE_CHECKING:
     import pandas as pd
 
-# of a test; less is better
+# The columns of a test of which less is better.
 ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
 
 

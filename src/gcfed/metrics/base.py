@@ -42,7 +42,8 @@ class ServerMetric(ServerPart):
     and the time in the sum ``"seconds"`` do not count as training time.
 
     Args:
-        every: rounds between two measurements; the last round is always measured.
+        every: rounds between two measurements. The last round is always measured, unless a callback
+            such as Lightning's Timer ends the run before it.
     """
 
     order = Order.MEASURES

@@ -1,7 +1,7 @@
 """Student's t distribution. With t = √ν·tan θ its density is ∝ cos^(ν−1) θ, so that the integrals
 have finite bounds.
 
-scipy has the distribution too, but it would be a dependency for these two functions only.
+scipy has the distribution, too. It is optional (for SVHN), and reports must work without it.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from gcfed.utils.refusal import Refusal
 from hydra_plugins.gcfed_optuna import next_trial, open_study, some_value, space_of, write
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
-SEED = 1  # of the sampler
+SEED = 1  # the seed of Optuna's sampler
 RISE = 1000.0  # a loss that grows by this factor was past the edge of stability
 LOST = {
     "train/nonfinite_clients": "client updates left out",

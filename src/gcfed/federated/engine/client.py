@@ -103,8 +103,9 @@ class ClientProgram:
     def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[StackDraw]:
         """Draws the batches of each stack's clients, ``[K]``.
 
-        On a CPU it draws for several stacks before the first one trains, because code that has just
-        run takes a third of the time. On a GPU the host draws while the device trains.
+        On a CPU it draws for several stacks before the first one trains, because the second call
+        of the same code takes a third of the time (its caches are warm). On a GPU the host draws
+        while the device trains.
         """
         ahead = STACKS_AHEAD if self.module.device.type == "cpu" else 1
         for first in range(0, len(stacks), ahead):

@@ -258,8 +258,10 @@ class FederatedLoop(Callback):
 
 
 def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]) -> None:
-    """Raises Refusal if a part has given a column of the row a second value."""
+    """Raises Refusal if a part has removed a column of the row, or given it a second value."""
     for name, value in before.items():
+        if name not in row:
+            raise Refusal(f"{part.title} removes the column {name}, which is not its own.")
         # Measurements subtract their time from that of training.
         if row[name] is not value and name != "time/train_s":
             raise Refusal(

@@ -279,7 +279,7 @@ class FederatedModule(LightningModule):
             # a user's loss may edit its outputs in place, and measurements read them, too
             is_users = not is_ours(type(self.task).__module__)
             scores = self.task.scores(outputs.clone() if is_users else outputs, y)
-        # in the run's type: float64 counts exactly in a float64 run
+        # float64 sums stay float64
         zeros = torch.zeros(2, device=x.device)
         for column in self.task.columns:
             values = at_least_float32(scores[column])

@@ -34,8 +34,9 @@ class ForkLauncher(_Launcher):
 
     The calling process is rank 0.
 
-    Lightning's launchers start the whole command again for every process, with its imports and a
-    copy of the data, and cannot do so within a sweep. A fork takes milliseconds. The calling
+    Lightning's launcher of scripts starts the whole command again for every process, with its
+    imports and a copy of the data, and cannot do so within a sweep. Its launcher of functions sends
+    the trained module back as a file. A fork takes milliseconds. The calling
     process keeps the trained module and the rows. No other machine can connect: the processes meet
     through a file, add up in shared memory (:class:`~gcfed.federated.parallel.shared.SharedSums`),
     and send all else over the loopback interface.

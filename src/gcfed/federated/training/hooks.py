@@ -33,16 +33,16 @@ class StepHooks:
     autocast: Callable[[], AbstractContextManager[None]] = nullcontext
 
     @cached_property
-    def change_objective(self) -> bool:
+    def changes_objective(self) -> bool:
         """Whether the objective is not the task's loss."""
         return bool(self.calibrate or self.local_loss or self.task_weight != 1)
 
     @cached_property
-    def read_gradients(self) -> bool:
+    def reads_gradients(self) -> bool:
         """Whether a hook may read or edit the gradients of a step."""
         return bool(
             self.before_step
             or self.after_step
-            or self.change_objective
+            or self.changes_objective
             or self.after_backward is not None
         )

@@ -247,13 +247,13 @@ class LocalSolver:
 
     def _shows_gradients(self, hooks: StepHooks) -> bool:
         """Whether anything but the optimizer reads the gradients of a step."""
-        return hooks.read_gradients or self.clip_norm is not None or self.accumulate > 1
+        return hooks.reads_gradients or self.clip_norm is not None or self.accumulate > 1
 
     def _losses(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
         """Each active client's task loss, ``[n]``, and its objective, ``[n]``; the objective is
         ``[]`` for a lone client without terms of methods.
         """
-        if hooks.change_objective or self.accumulate > 1 or not stack.is_lone:
+        if hooks.changes_objective or self.accumulate > 1 or not stack.is_lone:
             return local_objective(stack, batch, hooks, self.accumulate)
         loss = stack.mean_loss_of_one(batch)
         return loss.detach().unsqueeze(0), loss

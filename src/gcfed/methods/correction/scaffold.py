@@ -5,8 +5,9 @@ option II).
     client's variate  c_k⁺ = c_k − c + (w₀ − w_k) / (τ_k η)
     server's variate  c⁺ = c + (|S|/N) · mean_{k∈S} (c_k⁺ − c_k)
 
-So c is always the mean of all c_k. Clients send Δ_k and c_k⁺ − c_k. The server's learning rate is
-the paper's global one. c_k includes weight decay, because torch's SGD adds it to the gradient.
+So c is the mean of all c_k, unless a round is left out because its mean is not finite. Clients
+send Δ_k and c_k⁺ − c_k. The server's learning rate is the paper's global one. c_k includes weight
+decay, because torch's SGD adds it to the gradient.
 """
 
 from collections.abc import Mapping
