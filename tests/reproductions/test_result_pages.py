@@ -58,7 +58,7 @@ def test_each_table_that_a_page_names_exists_with_its_rows_and_columns(
     assert len(commands) > 50, len(commands)
     for words in commands:
         asked = request_of(words)
-        table = load(asked.name, asked.changes) if asked.changes else known(asked.name)
+        table = load(asked.name, asked.of_search) if asked.of_search else known(asked.name)
         job, *_ = plan(table, asked.scale, asked.selection, asked.arguments).jobs.values()
         if asked.name == "my.yaml":
             check(config(*job.overrides))

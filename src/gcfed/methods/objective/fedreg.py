@@ -41,6 +41,7 @@ from gcfed.federated.training.batches import Kind
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
+from gcfed.utils.device import on_device
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
@@ -152,7 +153,7 @@ class PseudoPass:
         seeded = replace(download, seed=torch_seed(download.seed, "pseudo"))
         plan = once.plan(data, stack.clients, seeded, device)
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
-        self._turns = torch.from_numpy(plan.steps).to(device)
+        self._turns = on_device(plan.steps, device)
         self._made: list[Tensor] = []
         used = min(plan.counts.shape[1], int(stack.num_steps.max()))
         width = int(plan.counts.max())
