@@ -10,7 +10,7 @@ import gzip
 import io
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from pathlib import Path
 
 import pandas as pd
@@ -46,7 +46,15 @@ def stored_runs(page: str) -> dict[str, StoredRun]:
     folder = DATA / page
     if not (folder / RUNS).is_file():
         return {}
-    entries = yaml.safe_load((folder / RUNS).read_text(encoding="utf-8"))
+    return _listed_runs(folder, (folder / RUNS).read_text(encoding="utf-8"))
+
+
+@cache
+def _listed_runs(folder: Path, listing: str) -> dict[str, StoredRun]:
+    """The runs of a folder by ``runs.yaml``; the same objects again, because they keep what they
+    have read.
+    """
+    entries = yaml.safe_load(listing)
     runs = {}
     for name, entry in entries.items():
         path = folder / f"{name}.csv.gz"
