@@ -21,7 +21,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
 from gcfed.reporting.verdict import interval  # noqa: E402
-from reproductions.results import late_updates, nearly_uniform, printed, repeated  # noqa: E402
+from reproductions.results import (  # noqa: E402
+    borderlines,
+    late_updates,
+    nearly_uniform,
+    printed,
+    repeated,
+)
 from reproductions.results.cells import ACCURACY  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
@@ -151,6 +157,19 @@ def table4(figure: Figure) -> None:
     for method, run in found.items():
         curve = smooth(100 * run.curve(ACCURACY), nearly_uniform.MEASURED)
         axes.plot(curve.loc[:end], **look[method], label=method)
+    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
+    axes.legend(loc="lower right", ncols=2)
+
+
+def borderlines_of(figure: Figure) -> None:
+    """Means of the ten tests in fifty rounds, up to the last round that all λ have."""
+    axes = figure.subplots()
+    found = borderlines.by_borderline(stored_runs("gcfed-lambda"))
+    end = nearly_uniform.common_round(found)
+    colors = (GREY, GREEN, BLUE, VERMILION, PURPLE)
+    for (lam, run), color in zip(found.items(), colors, strict=True):
+        curve = smooth(100 * run.curve(ACCURACY), borderlines.MEASURED)
+        axes.plot(curve.loc[:end], color=color, label=f"λ {lam}")
     axes.set(xlabel="communication round", ylabel="test accuracy (%)")
     axes.legend(loc="lower right", ncols=2)
 
@@ -361,6 +380,7 @@ if __name__ == "__main__":
         "gcfed_table5": (table5, 8, 3.4),
         "gcfed_table5_clipped": (clipped, 8, 3.4),
         "gcfed_table4": (table4, 8, 3.4),
+        "gcfed_lambda": (borderlines_of, 8, 3.4),
         "robust": (robust, 12, 2.8),
         "ssf": (ssf, 7, 3.4),
         "gcfed_table8": (table8, 10, 3.2),

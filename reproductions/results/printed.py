@@ -16,7 +16,13 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
-from reproductions.results import late_updates, nearly_uniform, repeated, small_tables  # noqa: E402
+from reproductions.results import (  # noqa: E402
+    borderlines,
+    late_updates,
+    nearly_uniform,
+    repeated,
+    small_tables,
+)
 from reproductions.results.cells import (  # noqa: E402
     ACCURACY,
     Cells,
@@ -220,6 +226,8 @@ def digits(runs: Runs) -> Cells:
 
 #: (page, name of the table) → the function that makes its cells from the page's stored runs.
 TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
+    ("gcfed-lambda", "by round"): borderlines.by_round,
+    ("gcfed-lambda", "predictions"): borderlines.predictions,
     ("gcfed-table4", "by round"): nearly_uniform.by_round,
     ("gcfed-table4", "predictions"): nearly_uniform.predictions,
     ("gcfed-table5", "three seeds"): three_seeds,
