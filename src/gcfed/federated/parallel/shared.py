@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 SLOT = 1 << 21  # bytes that a process adds at a time, few enough for a core's cache
-ALIGNMENT = 8  # bytes; of the largest number
+ALIGNMENT = 16  # bytes; of a complex128, the largest number
 PATIENCE_MS = 1000  # between two looks at whether the other processes live
 
 Pair = tuple[Tensor, Tensor]  # a process's own numbers, and the memory of their sum; [n] each
@@ -98,7 +98,8 @@ class SharedSums:
     def meet(self) -> None:
         """Waits until all processes have called this method as often.
 
-        Raises RuntimeError if another one has ended, as torch does.
+        Raises RuntimeError in rank 0 if another process has ended, as torch does. The launcher
+        then ends the others.
         """
         for rank, door in enumerate(self._doors):
             if rank != self.rank:

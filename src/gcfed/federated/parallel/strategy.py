@@ -36,10 +36,10 @@ class ForkLauncher(_Launcher):
 
     Lightning's launcher of scripts starts the whole command again for every process, with its
     imports and a copy of the data, and cannot do so within a sweep. Its launcher of functions sends
-    the trained module back as a file. A fork takes milliseconds. The calling
-    process keeps the trained module and the rows. No other machine can connect: the processes meet
-    through a file, add up in shared memory (:class:`~gcfed.federated.parallel.shared.SharedSums`),
-    and send all else over the loopback interface.
+    the trained module back as a file. A fork takes milliseconds. The calling process keeps the
+    trained module and the rows. No other machine can connect: the processes meet through a file,
+    add up in shared memory (:class:`~gcfed.federated.parallel.shared.SharedSums`), and send all
+    else over the loopback interface.
     """
 
     is_interactive_compatible = True
@@ -240,7 +240,7 @@ def spread(
     No run on CPUs has more processes than clients in a round or test samples.
 
     Args:
-        models: how many times the network's parameters a process holds in memory, at most.
+        models: about how many times the network's parameters a process holds in memory.
 
     Raises:
         Refusal: several processes of a job would each train the whole run, or the devices are
