@@ -121,7 +121,7 @@ def test_a_cell_whose_runs_are_of_two_versions_says_so(cells):
     path = trainer.folders[1] / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"version": "9.1"}))
     _, text = cells(trainer, "rows=[FedAvg]", "compare=true")
-    folders = f"(9.1: {trainer.folders[1]}; before 0.2.0: {trainer.folders[0]})"
+    folders = f"(9.1: {trainer.folders[1]}; not recorded: {trainer.folders[0]})"
     assert f"Runs of different versions are compared {folders}." in text
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gcfed.folders.folder import Run
 
-UNKNOWN = "before 0.2.0"  # runs did not record their version
+UNKNOWN = "not recorded"
 
 
 def mixed_versions(runs: Iterable[Run]) -> str:
