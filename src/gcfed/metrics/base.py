@@ -29,6 +29,7 @@ from gcfed.federated.parts import (
 from gcfed.folders.showing import show_picture
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.device import device_of
 from gcfed.utils.files import whole_lines, write_text
 from gcfed.utils.refusal import Refusal
 
@@ -292,10 +293,6 @@ def now(device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return perf_counter()
-
-
-def device_of(tensors: Params) -> torch.device:
-    return next(iter(tensors.values())).device
 
 
 def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:

@@ -14,8 +14,9 @@ from torchmetrics.aggregation import BaseAggregator
 from torchmetrics.wrappers import Running
 
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Round, Setup
-from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
+from gcfed.metrics.base import AT_ONCE, OwnNumbers
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
 
 

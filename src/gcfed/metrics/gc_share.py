@@ -7,9 +7,10 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
-from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of
+from gcfed.metrics.base import AT_ONCE, OwnNumbers
 from gcfed.metrics.updates import weights_of
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.device import device_of
 
 
 @checked

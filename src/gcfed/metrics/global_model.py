@@ -16,8 +16,9 @@ from gcfed.federated.parts import Setup
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.requirements import class_logits
-from gcfed.metrics.base import RoundTable, ServerMetric, device_of
+from gcfed.metrics.base import RoundTable, ServerMetric
 from gcfed.utils.checked import checked
+from gcfed.utils.device import device_of
 from gcfed.utils.files import replacing
 from gcfed.utils.refusal import Refusal
 

@@ -15,8 +15,9 @@ from torch import Tensor
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
 from gcfed.methods.requirements import class_logits, has_function
-from gcfed.metrics.base import AT_ONCE, OwnNumbers, device_of, drawn, fetch_tests, floats
+from gcfed.metrics.base import AT_ONCE, OwnNumbers, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 

@@ -1,5 +1,6 @@
 """Memory of devices."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -15,6 +16,11 @@ def on_device(values: Any, device: torch.device, dtype: torch.dtype | None = Non
     if device.type == "cuda":
         return tensor.pin_memory().to(device, non_blocking=True)
     return tensor.to(device)
+
+
+def device_of(tensors: Mapping[str, Tensor]) -> torch.device:
+    """Where the first of these tensors is, as all of them are."""
+    return next(iter(tensors.values())).device
 
 
 def free_memory(device: torch.device) -> int:

@@ -25,6 +25,7 @@ from torch import Tensor
 from gcfed.federated.parallel.shared import SharedSums
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.utils.bounds import is_below
+from gcfed.utils.device import device_of
 
 # b, the number of binary digits after the point, of each grid
 NARROW = (40,)  # for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
@@ -109,7 +110,7 @@ class Grid:
 
     def __init__(self, like: Mapping[str, Tensor], digits: Sequence[int]) -> None:
         self.digits = tuple(digits)
-        device = next(iter(like.values())).device
+        device = device_of(like)
         # Shapes only: a tensor of ``like`` may belong to an upload.
         self._shapes = {name: (t.shape, torch.empty_like(t).stride()) for name, t in like.items()}
         self._sizes = [t.numel() for t in like.values()]

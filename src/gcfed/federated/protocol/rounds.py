@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from gcfed.federated.parallel.sums import Reduce, sum_over_processes
 from gcfed.federated.protocol.messages import Download, Params
+from gcfed.utils.device import device_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,9 +75,7 @@ class Round:
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
-        return torch.zeros(
-            shape, dtype=torch.float64, device=next(iter(self.start.values())).device
-        )
+        return torch.zeros(shape, dtype=torch.float64, device=device_of(self.start))
 
 
 @dataclass(frozen=True, eq=False)

@@ -41,7 +41,7 @@ from gcfed.methods.requirements import full_uploads, functional_network, mean_ag
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, Weight, checked
-from gcfed.utils.device import on_device
+from gcfed.utils.device import device_of, on_device
 from gcfed.utils.refusal import Refusal
 
 MESSAGES = ("fedcurv_fisher", "fedcurv_center")  # F_k and F_k ŵ_k
@@ -90,7 +90,7 @@ class CurvaturePenalty(ClientPart):
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         last = int(download.extra["fedcurv_round"]["index"])  # lies on the host
-        device = next(iter(stack.full.values())).device
+        device = device_of(stack.full)
         is_included = on_device(own.version == last, device)
         for message, kept in own.items():  # zeros where the client has none
             for name, t in kept.items():
@@ -128,7 +128,7 @@ class CurvaturePenalty(ClientPart):
 
         gradients = vmap(grad(loss), in_dims=(None, 0, 0))
         total = {name: torch.zeros_like(t) for name, t in params.items()}
-        device = next(iter(params.values())).device
+        device = device_of(params)
         for chunk in on_device(samples, device).split(self.chunk):
             x, y = self.data.fetch(chunk, None)
             each = gradients(params, x.unsqueeze(1), y.unsqueeze(1))  # [samples, *shape]

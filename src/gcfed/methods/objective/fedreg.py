@@ -41,7 +41,7 @@ from gcfed.federated.training.batches import Kind
 from gcfed.methods.estimates import inner_products
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
-from gcfed.utils.device import on_device
+from gcfed.utils.device import device_of, on_device
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed
 
@@ -145,7 +145,7 @@ class PseudoPass:
     """
 
     def __init__(self, method: FedReg, stack: ClientStack, download: Download) -> None:
-        device = next(iter(stack.full.values())).device
+        device = device_of(stack.full)
         data = method.data
         once = copy(method.solver)
         once.epochs = 1

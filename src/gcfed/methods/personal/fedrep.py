@@ -30,7 +30,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.personal.tensors import Private, WithheldSide
 from gcfed.utils.checked import Share, checked
-from gcfed.utils.device import on_device
+from gcfed.utils.device import device_of, on_device
 
 
 @checked
@@ -62,7 +62,7 @@ class InTurn(Private):
         super().prepare(stack, own, download)
         # 0.29 · 100 is 28.999… in floating point
         steps = np.floor(self.head_share * stack.num_steps + 1e-9)
-        return {"left": on_device(steps, next(iter(stack.full.values())).device)}
+        return {"left": on_device(steps, device_of(stack.full))}
 
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]

@@ -35,6 +35,7 @@ from gcfed.methods.estimates import gradients_beyond
 from gcfed.methods.requirements import uniform_weights
 from gcfed.methods.subspace.random import SubspaceClient, Subspaces, SubspaceServer
 from gcfed.utils.checked import Count, PositiveShare, checked
+from gcfed.utils.device import device_of
 
 
 @checked
@@ -85,7 +86,7 @@ class ProjectedMean(SubspaceServer):
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
         self.control = self.server_state("c", _on_cpu(self, download))
-        device = next(iter(download.model.values())).device
+        device = device_of(download.model)
         self._projected = {}
         for name, control in self.control.items():
             self._projected[name] = self.space[name].project(control.to(device))
