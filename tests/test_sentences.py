@@ -102,6 +102,9 @@ def test_a_cosine_that_ends_before_the_run_is_refused():
             ["client.optimizer=adam"],
             r"client.optimizer=adam must be a group of settings: did you mean client=adam\?",
         ),
+        (["model.lora=4"], r"^model.lora=4 must be a group of settings\.$"),
+        (["client=0.1"], r"^client=0.1: there is no such option\. There are adam, adamw, sgd\.$"),
+        (["gc=true"], r"^gc=true: there is no such option\. There are .*gcfed"),
         (
             ["data=csv", "data.ignore=id"],
             r"^data.ignore=id must be a list",

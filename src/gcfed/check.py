@@ -75,7 +75,18 @@ RANGES: dict[str, Any] = {
     "trainer.accelerator": Literal["auto", "cpu", "gpu", "cuda"] | None,
 }
 
-SECTIONS = ("paths", "extras", "trainer", "participation", "data", "model")
+#: Groups of settings.
+SECTIONS = (
+    "paths",
+    "extras",
+    "trainer",
+    "participation",
+    "data",
+    "model",
+    "client",
+    "client.optimizer",
+)
+OPTIONAL_SECTIONS = ("model.lora",)  # null means without
 
 
 def check(cfg: DictConfig) -> None:
@@ -84,12 +95,9 @@ def check(cfg: DictConfig) -> None:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise Refusal(message_of(error)) from None
-    for group in SECTIONS:
-        if not OmegaConf.is_dict(cfg.get(group)):
-            raise Refusal(f"{group}={cfg.get(group)} must be a group of settings.")
+    _check_sections(cfg)
     _check_ranges(cfg)
     refuse_unread(cfg)
-    _check_optimizer(cfg)
     _check_groups_of_clients(cfg)
     if _searches_without_sweep():
         raise Refusal("hparams_search=… is a sweep: add -m.")
@@ -114,13 +122,18 @@ def _check_ranges(cfg: DictConfig) -> None:
     _check_cosine(cfg)
 
 
-def _check_optimizer(cfg: DictConfig) -> None:
-    """Raises Refusal for ``client.optimizer=adam``, with the option that is meant."""
-    optimizer = OmegaConf.select(cfg, "client.optimizer")
-    if isinstance(optimizer, str):
-        options = [file.stem for file in (CONFIGS / "client").glob("*.yaml")]
-        meant = suggestion(optimizer, sorted(options), "client=")
-        raise Refusal(f"client.optimizer={optimizer} must be a group of settings{meant}")
+def _check_sections(cfg: DictConfig) -> None:
+    """Raises Refusal for a value in place of a group of settings, such as
+    ``client.optimizer=adam``, with the option that is meant.
+    """
+    for key in (*SECTIONS, *OPTIONAL_SECTIONS):
+        value = OmegaConf.select(cfg, key)
+        if OmegaConf.is_dict(value) or (value is None and key in OPTIONAL_SECTIONS):
+            continue
+        group = key.partition(".")[0]
+        options = sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
+        meant = suggestion(str(value), options, f"{group}=")
+        raise Refusal(f"{key}={value} must be a group of settings{meant}")
 
 
 def _check_groups_of_clients(cfg: DictConfig) -> None:

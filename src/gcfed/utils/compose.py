@@ -53,6 +53,8 @@ SAME_OF_DATA = (
 )
 #: ``mynet.Net``
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
+#: What Hydra's grammar reads as no text, so it names no option.
+NO_NAME = re.compile(r"true|false|[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
 #: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -75,6 +77,8 @@ def _without_shorthand(word: str) -> str:
         return word
     if value == "null" and key in GROUPS:
         return f"{key}=none"
+    if key in GROUPS and NO_NAME.fullmatch(value):
+        raise Refusal(_unknown_option(key, value, _options(key)))
     has_quote = re.match(r"[^'\"\[{(]+'", value)
     if has_quote or _is_path_with_odd_letters(value):
         return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
