@@ -59,7 +59,6 @@ class ClientProgram:
         aggregator: knows which numbers the server can add up.
         hooks: what local steps of the present round call.
         recordable_now: :attr:`recordable` in the present round.
-        memory: where local steps have their tensors.
         sent: this round's uploads, an entry for each stack.
     """
 
@@ -71,11 +70,12 @@ class ClientProgram:
     aggregator: Aggregator | None = None
     hooks: StepHooks = field(init=False)
     recordable_now: Recordable = field(init=False)
-    memory: StepMemory = field(init=False)
     sent: list[SentUploads] = field(init=False)
 
-    def __post_init__(self) -> None:
-        self.memory = StepMemory(self.module, self.data, self.solver)
+    @cached_property
+    def memory(self) -> StepMemory:
+        """Where local steps have their tensors."""
+        return StepMemory(self.module, self.data, self.solver)
 
     def take_download(self, download: Download) -> None:
         """Prepares for stacks that train from this download."""

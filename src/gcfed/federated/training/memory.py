@@ -51,6 +51,7 @@ class StepMemory:
         # A recorded step reads a changing η_l from a tensor, as only fused kernels can.
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
+        self._is_small = False  # whether memory is reused on a CPU
         self._recorders: dict[int, Recorder] = {}  # by stream
         # the steps that a next stack can use, by recorder (None: not recorded), K and ``reads``
         self._reusable: defaultdict[Recorder | None, dict[tuple[int, frozenset[str]], Steps]]

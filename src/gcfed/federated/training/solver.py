@@ -229,7 +229,7 @@ class LocalSolver:
         for after_step in hooks.after_step:
             with hooks.autocast():
                 after_step(stack, batch)
-        steps.note(number, task.detach(), batch.count)
+        steps.keep_losses(number, task.detach(), batch.count)
 
     def _back_propagate(
         self, steps: Steps, objective: Tensor, hooks: StepHooks

@@ -111,7 +111,7 @@ class Steps:
             if "momentum_buffer" not in state:  # no gradient in the first step
                 state["momentum_buffer"] = torch.zeros_like(leaf)
 
-    def note(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
+    def keep_losses(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
         """Keeps the active clients' mean losses of a step and their numbers of labels, ``[n]``
         each.
         """
@@ -276,8 +276,9 @@ class RecordedSteps(Steps):
             for leaf in self.stack.leaves.values():
                 self._optimizer_states.append(dict(self.optimizer.state[leaf]))
 
-    def note(self, number: int | Tensor, *values: Tensor) -> None:
+    def keep_losses(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
         assert isinstance(number, Tensor)  # on the device
+        values = [losses, labels]
         if not self._loss_tables:
             shape = self._plan_tables[0].shape[1], len(self.stack)
             self._loss_tables = [value.new_zeros(shape) for value in values]
