@@ -24,7 +24,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.stopwatch import Stopwatch  # noqa: E402
-from gcfed.checkpoints.writing import RoundCheckpoint  # noqa: E402
 from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.federated.engine.round_sums import RoundSums  # noqa: E402
 from gcfed.federated.engine.server import Server  # noqa: E402
@@ -80,9 +79,7 @@ class Account(Callback):
         watch.wrap(module, "test", "test")
         watch.wrap(loop, "_add_columns", "row of metrics")
         watch.wrap(loop, "on_train_batch_end", "row of metrics")
-        for callback in trainer.checkpoint_callbacks:
-            if isinstance(callback, RoundCheckpoint):
-                watch.wrap(callback, "on_train_batch_end", "checkpoint")
+        watch.wrap_checkpoint(trainer)
         watch.wrap(module, "training_step", "round: rest")
 
     def on_train_batch_start(self, trainer: Trainer, *_: Any) -> None:

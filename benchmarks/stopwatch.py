@@ -78,7 +78,8 @@ class Stopwatch:
         """Wraps the parts of a run, until this process ends."""
         loop, module = FederatedLoop.of(trainer), trainer.lightning_module
         self.wrap(FederatedModule, "broadcast_state", "broadcast")
-        self.wrap(client_module, "ClientStack", "broadcast")
+        self.wrap(ClientStack, "__init__", "broadcast")
+        self.wrap(ClientStack, "load", "broadcast")
         self.wrap(loop.solver, "plan", "batch")
         self.wrap(BatchPlan, "batch", "batch")
         self.wrap(solver_module, "local_objective", "forward")
@@ -105,7 +106,10 @@ class Stopwatch:
         self.wrap(SharedSums, "meet", "wait for the other processes")
         self.wrap(module, "training_step", "loop")
         self.wrap(module, "validation_step", "evaluate")
+        self.wrap_checkpoint(trainer)
+        self.clear()
+
+    def wrap_checkpoint(self, trainer: Trainer) -> None:
         for callback in trainer.checkpoint_callbacks:
             if isinstance(callback, RoundCheckpoint):
                 self.wrap(callback, "on_train_batch_end", "checkpoint")
-        self.clear()
