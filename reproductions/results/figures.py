@@ -28,7 +28,7 @@ from reproductions.results import (  # noqa: E402
     printed,
     repeated,
 )
-from reproductions.results.cells import ACCURACY  # noqa: E402
+from reproductions.results.cells import ACCURACY, common_round  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -152,7 +152,7 @@ def table4(figure: Figure) -> None:
     """Means of the five tests in ten rounds, up to the last round that all methods have."""
     axes = figure.subplots()
     found = nearly_uniform.by_method(stored_runs("gcfed-table4"))
-    end = nearly_uniform.common_round(found)
+    end = common_round(found, nearly_uniform.LONGEST)
     look = looks(found)
     for method, run in found.items():
         curve = smooth(100 * run.curve(ACCURACY), nearly_uniform.MEASURED)
@@ -165,7 +165,7 @@ def borderlines_of(figure: Figure) -> None:
     """Means of the ten tests in fifty rounds, up to the last round that all λ have."""
     axes = figure.subplots()
     found = borderlines.by_borderline(stored_runs("gcfed-lambda"))
-    end = nearly_uniform.common_round(found)
+    end = common_round(found, borderlines.LONGEST)
     colors = (GREY, GREEN, BLUE, VERMILION, PURPLE)
     for (lam, run), color in zip(found.items(), colors, strict=True):
         curve = smooth(100 * run.curve(ACCURACY), borderlines.MEASURED)

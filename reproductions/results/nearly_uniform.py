@@ -1,9 +1,18 @@
 """The cells of the tables of ``gcfed-table4.md``, and the verdicts of its plan."""
 
-from typing import NamedTuple
-
-from reproductions.results.cells import Cells, Runs, number, signed, up_to
-from reproductions.stored import StoredRun, chosen
+from reproductions.results.cells import (
+    Cells,
+    Outcome,
+    Runs,
+    common_round,
+    less,
+    means_of_last,
+    number,
+    one_run_each,
+    signed,
+    up_to,
+)
+from reproductions.stored import StoredRun
 
 #: The overrides of each method, and its accuracy in the paper after 800 rounds, in percent.
 METHODS = {
@@ -22,16 +31,7 @@ WAYPOINTS = (20, 50, 100)  # rounds
 
 def by_method(runs: Runs) -> dict[str, StoredRun]:
     """The one run of each method. ValueError if a method has none or several."""
-    found = {}
-    for method, (algorithm, gc, _) in METHODS.items():
-        (found[method],) = chosen(runs, algorithm, gc)
-    return found
-
-
-def common_round(found: dict[str, StoredRun]) -> int:
-    """The last round that all methods have, at most that of the plan."""
-    ends = [int(run.metrics.index[-1]) for run in found.values()]
-    return min(*ends, LONGEST)
+    return one_run_each(runs, {method: words for method, (*words, _) in METHODS.items()})
 
 
 def accuracies(runs: Runs) -> dict[str, float]:
@@ -39,8 +39,7 @@ def accuracies(runs: Runs) -> dict[str, float]:
     percent, as the page prints it.
     """
     found = by_method(runs)
-    end = common_round(found)
-    return {method: round(up_to(run, end, MEASURED), 2) for method, run in found.items()}
+    return means_of_last(found, common_round(found, LONGEST), MEASURED)
 
 
 def by_round(runs: Runs) -> Cells:
@@ -58,32 +57,17 @@ def by_round(runs: Runs) -> Cells:
     return cells
 
 
-class Outcome(NamedTuple):
-    """What became of a prediction."""
-
-    seen: str
-    holds: bool
-
-    def row(self) -> list[str | None]:
-        return [self.seen, "holds" if self.holds else "fails"]
-
-
 def outcomes(found: dict[str, float]) -> dict[str, Outcome]:
     """The four predictions of the plan, from the accuracies of the six methods in percent."""
-    gains = {method: _less(found, method, "FedAvg") for method in CENTRALIZED}
-    leads = {other: _less(found, "GC-Fed", other) for other in ("SCAFFOLD", "FedDyn")}
-    apart = _less(found, "GC-Fed", "Local GC")
+    gains = {method: less(found, method, "FedAvg") for method in CENTRALIZED}
+    leads = {other: less(found, "GC-Fed", other) for other in ("SCAFFOLD", "FedDyn")}
+    apart = less(found, "GC-Fed", "Local GC")
     return {
         "1": Outcome(_listed(gains), min(gains.values()) >= -1),
         "2": Outcome(signed(gains["GC-Fed"]), gains["GC-Fed"] >= 2),
         "3": Outcome(_listed(leads), min(leads.values()) > 0),
         "4": Outcome(signed(apart), abs(apart) <= 2),
     }
-
-
-def _less(found: dict[str, float], method: str, other: str) -> float:
-    """A difference of two printed numbers, without what their binary form adds."""
-    return round(found[method] - found[other], 2)
 
 
 def _listed(differences: dict[str, float]) -> str:
