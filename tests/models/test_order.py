@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from omegaconf import OmegaConf
 from torch import nn
-from torch.nn.utils import parametrizations
+from torch.nn.utils import parametrizations, parametrize
 from torch.utils.checkpoint import checkpoint
 from torchvision import models as tv
 
@@ -211,6 +211,60 @@ def test_added_and_concatenated_tensors_are_no_weights():
         < order.names.index("head.weight")
         < order.names.index("weight")
     )
+
+
+class Scales(nn.Module):
+    """A parametrization: a weight times learned scales."""
+
+    def __init__(self, *shape):
+        super().__init__()
+        self.scales = nn.Parameter(torch.ones(shape))
+
+    def forward(self, weight):
+        return weight * self.scales
+
+
+class JoinedRows(nn.Module):
+    """A head for each class, joined to one weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.heads = nn.ModuleList([nn.Linear(8, 1, bias=False) for _ in range(3)])
+
+    def forward(self, x):
+        return F.linear(x, torch.cat([head.weight for head in self.heads]))
+
+
+def scaled(layer, *shape):
+    parametrize.register_parametrization(layer, "weight", Scales(*shape))
+    return layer
+
+
+TOKENS = torch.zeros(2, 3, dtype=torch.int64)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    ("layer", "x", "added"),
+    [
+        *((parametrizations.weight_norm(nn.Linear(8, 5), dim=dim), X, dim == 1) for dim in (0, 1)),
+        (parametrizations.weight_norm(nn.Linear(8, 5), dim=None), X, False),
+        (nn.utils.weight_norm(nn.Linear(8, 5), dim=1), X, True),
+        (parametrizations.weight_norm(nn.Embedding(7, 8), dim=1), TOKENS, True),
+        (parametrizations.weight_norm(nn.ConvTranspose1d(2, 5, 2), dim=1), X.view(2, 2, 4), True),
+        (scaled(nn.Linear(8, 5), 1, 8), X, True),
+        (scaled(nn.Conv1d(2, 5, 3), 1, 1, 3), X.view(2, 2, 4), True),
+        (parametrizations.spectral_norm(nn.Linear(8, 1)), X, False),
+        (parametrizations.orthogonal(nn.Linear(8, 5)), X, False),
+        (JoinedRows(), X, False),
+    ],
+)
+def test_scales_that_all_outputs_of_a_weight_share_are_no_weights(layer, x, added):
+    order = forward_order(layer, x)
+    assert len(order.added) == added
+    for name in order.added:
+        assert len(order.params[name]) == 1
+    assert max(order.weights, key=lambda name: order.params[name].numel()) not in order.added
 
 
 def test_the_axis_of_the_outputs_is_found():

@@ -45,6 +45,8 @@ ADDS = {
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
 #: Products of matrices; einsum, matmul and linear consist of them.
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
+#: Operations that join tensors, so that their result has more entries than each of them.
+JOINS = {"cat", "stack"}
 
 
 class ForwardOrder:
@@ -61,7 +63,8 @@ class ForwardOrder:
         names: all parameters in order.
         added: parameters of two or more axes that multiply no input, such as class tokens and
             positions, added or looked up. Also those ``[1, …]`` that scale activations entry by
-            entry, or are the input of a layer.
+            entry, are the input of a layer, or are repeated over the outputs of a weight, such as
+            the scales of ``weight_norm(dim=1)``.
         groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
         matrices: parameters that are matrices of a layer's outputs and inputs: of convolutions,
@@ -90,6 +93,8 @@ class ForwardOrder:
         self._data: set[int] = set()  # memory that depends on the input
         # memory that depends on parameters alone → which
         self._made: dict[int, set[str]] = defaultdict(set)
+        # the same memory → those of them that it only has in repeated rows
+        self._repeated: dict[int, set[str]] = defaultdict(set)
         self._alive: list[Tensor] = []  # keeps memory from being used twice
         names = {id(parameter): name for name, parameter in self.params.items()}
         self._owners: dict[str, list[int]] = defaultdict(list)
@@ -225,15 +230,22 @@ class ForwardOrder:
         written = list(results)
         if func._schema.is_mutable:
             written += inputs[:1]
-        sources: dict[str, Tensor] = {}  # parameters from which inputs were computed → these inputs
-        for t in inputs:
-            if _memory(t) not in self._data:
-                sources |= dict.fromkeys(self._sources(t), t)
         meets_data = any(_memory(t) in self._data for t in inputs)
+        sources: dict[str, Tensor] = {}  # parameters from which inputs were computed → these inputs
+        whole: set[str] = set()  # those that an input has other than in repeated rows
+        for t in inputs:
+            if _memory(t) in self._data:
+                continue
+            names = self._sources(t)
+            sources |= dict.fromkeys(names, t)
+            if meets_data or not _repeats(func, t, results):
+                whole |= names - self._repeated[_memory(t)]
         weights = {}
         if len(inputs) > 1 and (meets_data or _kind(func) not in LOOKUPS):
             for name, t in sources.items():
-                if self._multiplies(func, args, name, t):
+                if not self._multiplies(func, args, name, t):
+                    continue
+                if name in whole or len(self.params[name]) > 1:
                     weights[name] = t
         self._note_weights(func, args, weights, meets_data)
         if meets_data:
@@ -245,6 +257,7 @@ class ForwardOrder:
             self._seen |= dict.fromkeys(sources, self._now)
             for t in written:
                 self._made[_memory(t)] |= sources.keys()
+                self._repeated[_memory(t)] |= sources.keys() - whole
         return out
 
     def _note_weights(
@@ -373,6 +386,22 @@ def _tensors_in(tree: Any) -> list[Tensor]:
 def _kind(func: Any) -> str:
     """The name of an operation: ``addmm`` of ``aten::addmm_.out``."""
     return func.name().partition("::")[2].partition(".")[0].rstrip("_")
+
+
+def _repeats(func: Any, t: Tensor, results: Sequence[Tensor]) -> bool:
+    """Whether an operation repeats the entries of an input, as a scale over the rows of a
+    weight.
+    """
+    if _kind(func) in PRODUCTS | JOINS:
+        return False
+    entries = 1
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        if stride:  # not expanded
+            entries *= int(size)
+    for result in results:
+        if _memory(result) != _memory(t) and result.numel() > entries:
+            return True
+    return False
 
 
 def _memory(t: Tensor) -> int:
