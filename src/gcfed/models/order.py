@@ -398,10 +398,8 @@ def _repeats(func: Any, t: Tensor, results: Sequence[Tensor]) -> bool:
     for size, stride in zip(t.shape, t.stride(), strict=True):
         if stride:  # not expanded
             entries *= int(size)
-    for result in results:
-        if _memory(result) != _memory(t) and result.numel() > entries:
-            return True
-    return False
+    new = [result for result in results if _memory(result) != _memory(t)]
+    return any(result.numel() > entries for result in new)
 
 
 def _memory(t: Tensor) -> int:
