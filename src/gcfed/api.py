@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from gcfed.folders.columns import is_accuracy
 from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
-from gcfed.folders.measures import WINDOW, are_short, is_accuracy, parse, smooth, value
+from gcfed.folders.measures import WINDOW, are_short, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.versions import mixed_versions

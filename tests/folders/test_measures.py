@@ -9,8 +9,8 @@ import pytest
 from conftest import refuses
 from run_folders import ROW, accuracies, run_of, write_run
 
-from gcfed.folders.columns import known_better
-from gcfed.folders.measures import OF_ALL_ROUNDS, is_accuracy, parse, smooth, value
+from gcfed.folders.columns import OF_ALL_ROUNDS, is_accuracy, known_better
+from gcfed.folders.measures import parse, smooth, value
 from gcfed.folders.summary import summary_of
 
 

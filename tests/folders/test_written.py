@@ -8,8 +8,7 @@ from conftest import read_rows, refuses
 
 from gcfed.assemble import check_buildable
 from gcfed.federated.parts import ServerPart
-from gcfed.folders.columns import is_summary_number
-from gcfed.folders.summary import numbers_of
+from gcfed.folders.columns import is_summary_number, known_better, numbers_of
 from gcfed.folders.written import REMEDIES, Written
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.run import train
@@ -80,6 +79,9 @@ def test_a_run_writes_what_it_should(config, tmp_path, settings):
     columns = {name for row in read_rows(tmp_path / "run/metrics.csv") for name in row}
     assert not written.is_open
     assert agree(columns, written.columns) == ""
+    for column in columns:
+        assert not is_summary_number(column)
+        assert known_better(column) or "metrics=torchmetrics" in settings, column
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     numbers = [name for name, value in summary.items() if isinstance(value, int | float)]
     assert agree(filter(is_summary_number, numbers), numbers_of(written.columns)) == ""
@@ -151,6 +153,7 @@ WRITTEN = Written(("test/acc", "test/loss", "round", "comm/up_bytes", "gc/rho/*"
         ("val/acc", r": set data\.validation=0\.1\."),
         ("personal/local_acc", r": set metrics=personal data\.client_test=0\.2\."),
         ("drift/cosine", r": set metrics=drift\."),
+        ("late/max", r": set participation=buffered\."),
         ("clock/seconds", r": set participation\.clock\.step=0\.01\."),
         ("test/acc_ema", r": leave ~callbacks\.smoothing out\."),
         ("test/nonsense", r"\. There are test/acc, test/loss\."),
@@ -160,6 +163,19 @@ WRITTEN = Written(("test/acc", "test/loss", "round", "comm/up_bytes", "gc/rho/*"
 def test_a_refusal_says_what_helps(column, rest):
     with refuses(f"^monitor={column}: a run with these settings never writes {column}{rest}$"):
         WRITTEN.require(column, f"monitor={column}")
+
+
+@pytest.mark.parametrize(
+    ("column", "rest"),
+    [
+        ("late/men", r": did you mean late/mean or late/max\?"),
+        ("val/acc", r"\. There are val/loss, val/rmse\."),
+    ],
+)
+def test_a_remedy_that_is_set_is_not_suggested(column, rest):
+    written = Written(("late/mean", "late/max", "val/loss", "val/rmse"))
+    with refuses(f"never writes {column}{rest}$"):
+        written.require(column, "monitor")
 
 
 def test_what_is_written_is_not_refused():

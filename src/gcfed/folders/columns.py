@@ -1,92 +1,80 @@
-"""The columns of ``metrics.csv`` and the numbers of ``summary.json``, and where less is better."""
+"""What is known of a column of ``metrics.csv`` by its name: which value is better, its title, its
+unit, and the numbers that ``summary.json`` has of it.
+
+The parts of a run name the columns that they write (``writes``, ``numbers``, ``Task.columns``).
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Container, Iterable
 from fnmatch import fnmatchcase
 from typing import Literal
 
 Better = Literal["higher", "lower", "neither"]
 
-#: Columns by pattern → which value is better. ``neither``: it describes a run and ranks none.
-COLUMNS: dict[str, Better] = {
-    "round": "neither",
-    "train/loss": "lower",
-    "train/clients": "neither",
-    "train/nonfinite_clients": "lower",
-    "train/refused_steps": "lower",
-    "train/dropped_clients": "lower",
-    "train/stragglers": "lower",
-    "train/hostile_clients": "neither",
-    "train/samples": "neither",
-    "train/steps": "neither",
-    "test/acc": "higher",
-    "test/acc_smooth10": "higher",
-    "test/acc_ema": "higher",
-    "test/loss": "lower",
-    "test/perplexity": "lower",
-    "test/rmse": "lower",
-    "test/relative_error": "lower",
-    "val/acc": "higher",
-    "val/loss": "lower",
-    "val/perplexity": "lower",
-    "val/rmse": "lower",
-    "comm/down_bytes": "lower",
-    "comm/up_bytes": "lower",
-    "time/train_s": "lower",
-    "time/round_s": "lower",
-    "clock/seconds": "lower",
-    "late/mean": "lower",
-    "late/max": "lower",
-    "late/lost": "lower",
-    "privacy/epsilon_rdp": "lower",
-    "privacy/epsilon_prv": "lower",
-    "clip_update/max_norm": "neither",
-    "clip_update/clipped": "neither",
-    "drift/client_norm": "neither",
-    "drift/relative": "neither",
-    "drift/update_norm": "neither",
-    "drift/divergence": "lower",
-    "drift/cosine": "higher",
-    "cka/*": "higher",
-    "gap/l2": "lower",
-    "gap/relative": "lower",
-    "gap/cosine": "higher",
-    "gc/rho/*": "neither",
-    "gc/share_*/*": "neither",
-    "angle/server": "lower",
-    "angle/above_90": "lower",
-    "angle/update": "lower",
-    "forgetting/before": "lower",
-    "forgetting/after": "lower",
-    "forgetting/own": "lower",
-    "forgetting/others": "lower",
-    # what is better depends on who attacks
-    "leakage/*": "neither",
-    "fedgc/cgc_layers": "neither",
-    "fedgc/sgc_active": "neither",
-    "fedgc/sgc_failed": "lower",
-    "personal/*_acc": "higher",
-    "personal/*_worst10": "higher",
-    "personal/*_std": "lower",
-    "classes/*_acc": "higher",
-    "clients/acc_*": "higher",
-    "clients/loss_*": "lower",
-}
-#: Numbers that only ``summary.json`` has.
-SUMMARY_NUMBERS: dict[str, Better] = {
-    "rounds": "neither",
-    "best_round": "neither",
-    "test/acc_best": "higher",
-    "test/loss_best": "lower",
-    "test/perplexity_best": "lower",
-    "test/rmse_best": "lower",
-    "test/relative_error_best": "lower",
-    "acc_diff/mean": "higher",
-    "acc_diff/std": "lower",
-    "acc_diff/min": "higher",
-    "client_seconds": "lower",
-    "partition/*": "neither",
+#: Which value is better → patterns of columns. ``neither``: they describe a run and rank none.
+DIRECTIONS: dict[Better, tuple[str, ...]] = {
+    "higher": (
+        "test/acc",
+        "test/acc_smooth10",
+        "test/acc_ema",
+        "test/acc_best",
+        "val/acc",
+        "acc_diff/m*",
+        "drift/cosine",
+        "cka/*",
+        "gap/cosine",
+        "personal/*_acc",
+        "personal/*_worst10",
+        "classes/*_acc",
+        "clients/acc_*",
+    ),
+    "lower": (
+        "train/loss",
+        "train/nonfinite_clients",
+        "train/refused_steps",
+        "train/dropped_clients",
+        "train/stragglers",
+        "*/perplexity*",
+        "*/rmse*",
+        "test/loss*",
+        "test/relative_error*",
+        "val/loss",
+        "acc_diff/std",
+        "comm/*",
+        "time/*",
+        "clock/*",
+        "client_seconds",
+        "late/*",
+        "privacy/*",
+        "drift/divergence",
+        "gap/l2",
+        "gap/relative",
+        "angle/*",
+        "forgetting/*",
+        "fedgc/sgc_failed",
+        "personal/*_std",
+        "clients/loss_*",
+    ),
+    "neither": (
+        "round",
+        "rounds",
+        "best_round",
+        "train/clients",
+        "train/hostile_clients",
+        "train/samples",
+        "train/steps",
+        "partition/*",
+        "clip_update/*",
+        "drift/*_norm",
+        "drift/relative",
+        "gc/*",
+        # what is better depends on who attacks
+        "leakage/*",
+        "fedgc/cgc_layers",
+        "fedgc/sgc_active",
+    ),
 }
 # In other columns, such as those of torchmetrics, these words mean that less is better.
 _LOWER = re.compile(
@@ -94,6 +82,32 @@ _LOWER = re.compile(
     "|comm/|_std",
     re.IGNORECASE,
 )
+#: Names of columns.
+TITLES = {
+    "test/acc": "test accuracy",
+    "test/rmse": "RMSE",
+    "test/relative_error": "relative error",
+    "test/loss": "test loss",
+    "test/perplexity": "perplexity",
+    "val/acc": "validation accuracy",
+    "personal/global_acc": "accuracy of the global model at clients",
+    "personal/local_acc": "accuracy of clients' own models",
+    "comm/down_bytes": "sent to clients",
+    "comm/up_bytes": "sent by clients",
+}
+# These columns are shares from 0 to 1, which people read in percent.
+_ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
+#: Columns of the global model's test; a run is judged by the first that it has.
+GLOBAL_TESTS = ("test/acc", "test/relative_error", "test/rmse", "test/loss")
+#: ``summary.json`` has a number under the name of a column: that of all rounds.
+OF_ALL_ROUNDS = {
+    "comm/down_bytes": "total",
+    "comm/up_bytes": "total",
+    "time/round_s": "median",
+    "train/nonfinite_clients": "total",
+}
+#: The columns of a test of which less is better.
+ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
 
 
 def better(column: str) -> Better:
@@ -106,14 +120,36 @@ def better(column: str) -> Better:
     return "lower" if _LOWER.search(column) else "higher"
 
 
-def is_summary_number(name: str) -> bool:
-    """Whether ``summary.json`` alone has this number, so that no column has its name."""
-    return any(fnmatchcase(name, pattern) for pattern in SUMMARY_NUMBERS)
-
-
 def known_better(column: str) -> Better | None:
     """Which value is better; None for a column that is not this project's."""
-    for pattern, direction in (COLUMNS | SUMMARY_NUMBERS).items():
-        if fnmatchcase(column, pattern):
+    for direction, patterns in DIRECTIONS.items():
+        if matches(column, patterns):
             return direction
     return None
+
+
+def is_accuracy(column: str) -> bool:
+    """Whether a column has accuracies from 0 to 1, which are shown in percent."""
+    return bool(_ACCURACY.search(column))
+
+
+def global_test(columns: Container[str]) -> str:
+    """The column of the global model's test by which a run with these columns is judged."""
+    return next((column for column in GLOBAL_TESTS if column in columns), GLOBAL_TESTS[-1])
+
+
+def numbers_of(columns: Collection[str]) -> list[str]:
+    """The numbers that only the summary of a run with these columns has, some as patterns."""
+    numbers = ["rounds", "client_seconds", "partition/*"]
+    if "test/acc" in columns:
+        numbers += ["test/acc_best", "best_round", "acc_diff/*"]
+    return numbers + [f"{name}_best" for name in ERRORS if name in columns]
+
+
+def is_summary_number(name: str) -> bool:
+    """Whether ``summary.json`` alone has this number, so that no column has its name."""
+    return matches(name, numbers_of(("test/acc", *ERRORS)))
+
+
+def matches(name: str, patterns: Iterable[str]) -> bool:
+    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -9,10 +9,10 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcfed.folders.columns import GLOBAL_TESTS
 from gcfed.folders.identity import digest, leaves
 from gcfed.folders.reading import (
     FEATURE_SKEW,
-    GLOBAL_TESTS,
     LABEL_SKEW,
     column,
     read_metrics,

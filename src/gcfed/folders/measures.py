@@ -21,13 +21,18 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
-from gcfed.folders.columns import better, is_summary_number
-from gcfed.folders.reading import GLOBAL_TESTS
+from gcfed.folders.columns import (
+    OF_ALL_ROUNDS,
+    TITLES,
+    better,
+    is_accuracy,
+    is_summary_number,
+)
 from gcfed.utils.refusal import Refusal
 
 if TYPE_CHECKING:
@@ -48,13 +53,6 @@ STATISTICS: dict[str, Callable[[Any], Any]] = {
     "median": methodcaller("median"),
     "total": methodcaller("sum"),
 }
-#: ``summary.json`` has a number under the name of a column: that of all rounds.
-OF_ALL_ROUNDS = {
-    "comm/down_bytes": "total",
-    "comm/up_bytes": "total",
-    "time/round_s": "median",
-    "train/nonfinite_clients": "total",
-}
 FORMS = (
     "A measure is final:, best:, max:, min:, mean:, median: or total:<column>, last10:<column> or"
     " mean:<column>[10], <column>@<round>, rounds: or seconds:<target accuracy>,"
@@ -72,21 +70,6 @@ _FORM = re.compile(
     r"(?:@(?P<until>\d+)|(?P<sign>[<>]=)(?P<target>\d*\.?\d+))?"
 )
 _NAME = re.compile(r"[^:@\[\]]+")
-#: Names of columns.
-TITLES = {
-    "test/acc": "test accuracy",
-    "test/rmse": "RMSE",
-    "test/relative_error": "relative error",
-    "test/loss": "test loss",
-    "test/perplexity": "perplexity",
-    "val/acc": "validation accuracy",
-    "personal/global_acc": "accuracy of the global model at clients",
-    "personal/local_acc": "accuracy of clients' own models",
-    "comm/down_bytes": "sent to clients",
-    "comm/up_bytes": "sent by clients",
-}
-# These columns are shares from 0 to 1, which people read in percent.
-_ACCURACY = re.compile(r"(^|[/_])acc(_|$)|^personal/\w+_(worst10|std)$")
 
 
 @dataclass(frozen=True)
@@ -233,16 +216,6 @@ def _is_known(statistic: str, target: str | None) -> bool:
 def value(run: Run, measure: str) -> float | None:
     """A measure of a run by its name: see :meth:`Measure.of`."""
     return parse(measure).of(run)
-
-
-def is_accuracy(column: str) -> bool:
-    """Whether a column has accuracies from 0 to 1, which are shown in percent."""
-    return bool(_ACCURACY.search(column))
-
-
-def global_test(columns: Container[str]) -> str:
-    """The column of the global model's test by which a run with these columns is judged."""
-    return next((column for column in GLOBAL_TESTS if column in columns), GLOBAL_TESTS[-1])
 
 
 def measure_of(column: str, rounds: Iterable[int]) -> str:

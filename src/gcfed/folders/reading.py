@@ -19,8 +19,6 @@ from gcfed.utils.refusal import Refusal
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Columns of the global model's test; a run is judged by the first that it has.
-GLOBAL_TESTS = ("test/acc", "test/relative_error", "test/rmse", "test/loss")
 #: Keys of a summary: distances between the clients' labels, and between their inputs.
 LABEL_SKEW = ("partition/hellinger", "partition/jensen_shannon")
 FEATURE_SKEW = "partition/feature_distance"

@@ -4,31 +4,19 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcfed.folders.columns import ERRORS, OF_ALL_ROUNDS, global_test, is_accuracy
 from gcfed.folders.folder import SUMMARY
-from gcfed.folders.measures import (
-    CLOCK,
-    DECAY,
-    OF_ALL_ROUNDS,
-    STATISTICS,
-    finite,
-    first_round,
-    global_test,
-    is_accuracy,
-    smooth,
-)
+from gcfed.folders.measures import CLOCK, DECAY, STATISTICS, finite, first_round, smooth
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
 from gcfed.utils.files import write_text
 
 if TYPE_CHECKING:
     import pandas as pd
-
-# The columns of a test of which less is better.
-ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
 
 
 def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, str]) -> None:
@@ -73,14 +61,6 @@ def summary_of(
         **_to_targets(metrics, targets),
         **_costs(metrics, {1: 1} if processes is None else processes),
     }
-
-
-def numbers_of(columns: Collection[str]) -> list[str]:
-    """The numbers that only the summary of a run with these columns has, some as patterns."""
-    numbers = ["rounds", "client_seconds", "partition/*"]
-    if "test/acc" in columns:
-        numbers += ["test/acc_best", "best_round", "acc_diff/*"]
-    return numbers + [f"{name}_best" for name in ERRORS if name in columns]
 
 
 def _costs(metrics: pd.DataFrame, processes: Mapping[int, int]) -> dict[str, float]:

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, NoReturn
 
-from gcfed.folders.columns import COLUMNS
+from gcfed.folders.columns import known_better, matches, numbers_of
 from gcfed.folders.measures import parse
-from gcfed.folders.summary import numbers_of
 from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal
+from gcfed.utils.resolvers import CONFIGS
 
 if TYPE_CHECKING:
     from gcfed.folders.folder import Run
 
-#: What makes a run write the columns of a pattern.
+#: What makes a run write the columns of a pattern. ``drift/*`` and others that are named after a
+#: metric need no entry.
 REMEDIES = {
     "val/*": "set data.validation=0.1",
     "personal/*": "set metrics=personal data.client_test=0.2",
@@ -33,8 +33,6 @@ REMEDIES = {
     "gc/rho/*": "set metrics=coherence",
     "gc/share_*": "set metrics=gc_share",
 }
-#: Parts of names that are the names of metrics, too: ``drift/cosine`` needs ``metrics=drift``.
-METRICS = ("drift", "cka", "gap", "angle", "forgetting", "leakage", "classes", "clients")
 
 
 @dataclass(frozen=True)
@@ -49,7 +47,7 @@ class Written:
     them in ``writes``."""
 
     def has(self, column: str) -> bool:
-        return self.is_open or _matches(column, self.columns)
+        return self.is_open or matches(column, self.columns)
 
     def require(self, column: str, key: str) -> None:
         """Raises Refusal, with near names or what to set, for a column that the run never writes.
@@ -64,15 +62,30 @@ class Written:
         """The same for a measure of :mod:`gcfed.folders.measures`."""
         asked = parse(measure, key)
         numbers = numbers_of(self.columns)
-        has = self.has(asked.column) if asked.statistic else _matches(asked.column, numbers)
+        has = self.has(asked.column) if asked.statistic else matches(asked.column, numbers)
         if not has:
             self._refuse(asked.column, key, [*self.columns, *numbers])
 
     def _refuse(self, name: str, key: str, known: Iterable[str]) -> NoReturn:
-        is_smoothed = name.startswith("test/acc_") and "test/acc" not in self.columns
-        remedy = remedy_of(name) if _matches(name, COLUMNS) and not is_smoothed else ""
+        remedy = self._remedy_of(name)
         hint = f": {remedy}." if remedy else near(name, known)
         raise Refusal(f"{key}: a run with these settings never writes {name}{hint}")
+
+    def _remedy_of(self, column: str) -> str:
+        """What to set, so that a run writes this column; "" if that is not known or already set."""
+        if known_better(column) is None:
+            return ""
+        if column.startswith("test/acc_") and "test/acc" not in self.columns:
+            return ""
+        remedies = REMEDIES
+        metric = column.partition("/")[0]
+        if (CONFIGS / "metrics" / f"{metric}.yaml").is_file():
+            remedies = {f"{metric}/*": f"set metrics={metric}"} | REMEDIES
+        for pattern, remedy in remedies.items():
+            if matches(column, [pattern]):
+                is_set = any(matches(written, [pattern]) for written in self.columns)
+                return "" if is_set else remedy
+        return ""
 
 
 def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> None:
@@ -85,16 +98,3 @@ def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> 
         if asked.statistic and columns and asked.column not in columns:
             hint = near(asked.column, columns)
             raise Refusal(f"{key}={measure}: no run here has {asked.column}{hint}")
-
-
-def remedy_of(column: str) -> str:
-    """What to set, so that a run writes this column; "" if that is not known."""
-    for pattern, remedy in REMEDIES.items():
-        if fnmatchcase(column, pattern):
-            return remedy
-    group = column.partition("/")[0]
-    return f"set metrics={group}" if group in METRICS else ""
-
-
-def _matches(name: str, patterns: Iterable[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gcfed.folders.measures import TITLES, is_accuracy
+from gcfed.folders.columns import TITLES, is_accuracy
 from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision

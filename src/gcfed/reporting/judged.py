@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gcfed.folders.columns import GLOBAL_TESTS, global_test
 from gcfed.folders.folder import FINISHED, Run
-from gcfed.folders.measures import global_test, measure_of
-from gcfed.folders.reading import GLOBAL_TESTS
+from gcfed.folders.measures import measure_of
 
 REMEDY = "metrics=personal data.client_test=0.2 measures it"
 

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from gcfed.folders.measures import is_accuracy, parse
+from gcfed.folders.columns import is_accuracy
+from gcfed.folders.measures import parse
 from gcfed.reporting.judged import judged, listed
 from gcfed.reporting.student import quantile
 

@@ -10,9 +10,9 @@ from functools import cached_property
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from gcfed.folders.columns import GLOBAL_TESTS
 from gcfed.folders.folder import Run, read_run
 from gcfed.folders.measures import are_short, full_form, parse
-from gcfed.folders.reading import GLOBAL_TESTS
 from gcfed.reporting.judged import Judged, judged
 from gcfed.reporting.verdict import interval
 from gcfed.tables.plan import Place

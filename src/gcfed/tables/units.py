@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from gcfed.folders.measures import is_accuracy, parse
+from gcfed.folders.columns import is_accuracy
+from gcfed.folders.measures import parse
 
 
 class Unit(NamedTuple):
