@@ -207,9 +207,7 @@ def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
         rounds=1,
         seed=1,
     )
-    module = SimpleNamespace(
-        net=make_net(), task=SquaredError(), lent_network=SimpleNamespace(traits=Traits())
-    )
+    module = SimpleNamespace(net=make_net(), task=SquaredError(), traits=Traits())
     data = random_federation()
     loop.bind([Proximal()], data, module)
     with refuses(f"{method.__name__} works on the logits of classes, and task=SquaredError"):
@@ -286,8 +284,8 @@ def test_a_loss_that_counts_labels_is_refused_in_a_stack_of_a_network_of_ours():
     """Alone, a client's batch has no padding, so the counts are its own."""
     data = random_federation((8, 4, 12))
     traits = probe(make_net(), data.x, data.y, ByCount(), 3)
-    assert "a loss that counts labels" in traits.alone
-    assert not probe(make_net(), data.x, data.y, Focal(), 3).alone
+    assert "a loss that counts labels" in traits.why_alone
+    assert not probe(make_net(), data.x, data.y, Focal(), 3).why_alone
     with refuses(r"client\.stack=3 cannot train.*counts labels"):
         sgd(stack=3).check(traits, data)
 

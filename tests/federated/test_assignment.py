@@ -49,9 +49,7 @@ def program_of(net, stack="auto"):
         fetch=lambda index, augment: (torch.zeros(1, *shape), None),
         sizes=lambda: np.square(np.arange(5)),
     )
-    module = SimpleNamespace(
-        net=net, device=torch.device("cpu"), lent_network=SimpleNamespace(traits=Traits())
-    )
+    module = SimpleNamespace(net=net, device=torch.device("cpu"), traits=Traits())
     return SimpleNamespace(solver=sgd(stack=stack), module=module, data=data)
 
 

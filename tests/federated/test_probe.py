@@ -84,11 +84,11 @@ def aliased(alias):
         (Net(assign, mean=torch.zeros(3), mask=torch.full((4,), -torch.inf)), Traits(assigns=True)),
         (
             Net(follow, teacher=frozen()),
-            Traits(moved=("teacher.bias", "teacher.weight"), assigns=True, alone=r"vmap"),
+            Traits(averaged=("teacher.bias", "teacher.weight"), assigns=True, why_alone=r"vmap"),
         ),
         (
             Net(lambda net, x: net.norm(x).sum() * 0, norm=nn.BatchNorm1d(6, momentum=None)),
-            Traits(moved=("norm.num_batches_tracked",), alone="batch normalisation"),
+            Traits(averaged=("norm.num_batches_tracked",), why_alone="batch normalisation"),
         ),
         (
             Net(
@@ -99,28 +99,28 @@ def aliased(alias):
         ),
         (
             Net(lambda net, x: net.seen.fill_(True) * 0, seen=torch.tensor([False])),
-            Traits(moved=("seen",)),
+            Traits(averaged=("seen",)),
         ),
-        (Net(lambda net, x: x.mean()), Traits(alone="samples influence each other")),
-        (Net(lambda net, x: x[:, :3] / len(x)), Traits(alone="samples influence each other")),
+        (Net(lambda net, x: x.mean()), Traits(why_alone="samples influence each other")),
+        (Net(lambda net, x: x[:, :3] / len(x)), Traits(why_alone="samples influence each other")),
         (
             nn.Sequential(nn.Linear(6, 3), nn.Softmax(0)),
-            Traits(alone="samples influence each other"),
+            Traits(why_alone="samples influence each other"),
         ),
-        (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), Traits(alone="torch.func.vmap")),
-        (Net(lambda net, x: random.random()), Traits(alone="NumPy or Python")),
-        (Net(lambda net, x: torch.rand(3)), Traits(alone="torch.func.vmap")),
+        (nn.Sequential(nn.Linear(6, 3), nn.RReLU()), Traits(why_alone="torch.func.vmap")),
+        (Net(lambda net, x: random.random()), Traits(why_alone="NumPy or Python")),
+        (Net(lambda net, x: torch.rand(3)), Traits(why_alone="torch.func.vmap")),
         (Net(lambda net, x: F.dropout(x[:, :3], training=net.training)), Traits()),
     ],
 )
 def test_the_probe_finds_a_networks_features(net, expected):
     found = traits(net)
-    assert found.moved == expected.moved
+    assert found.averaged == expected.averaged
     assert found.edits_input == expected.edits_input
     assert found.assigns == expected.assigns
-    assert bool(found.alone) == bool(expected.alone)
-    assert re.search(expected.alone, found.alone)
-    assert found.alone.count("client.stack=1") == bool(expected.alone)
+    assert bool(found.why_alone) == bool(expected.why_alone)
+    assert re.search(expected.why_alone, found.why_alone)
+    assert found.why_alone.count("client.stack=1") == bool(expected.why_alone)
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_a_sample_that_is_not_a_number_stops_no_probe():
     x[-1] = torch.nan
     assert traits(Net(), x) == traits(Net())
     meeting = Net(lambda net, x: x[:5].mean(0)[:3])
-    assert "influence each other" in traits(meeting, x).alone
+    assert "influence each other" in traits(meeting, x).why_alone
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.complex128])

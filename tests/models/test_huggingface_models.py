@@ -191,7 +191,7 @@ def test_a_classifier_trains_in_stacks_and_its_head_comes_from_the_seed(root, co
     one, three = (
         train(config(*words, f"client.stack={k}", folder=tmp_path / str(k))) for k in (1, 3)
     )
-    assert not three.module.lent_network.traits.alone
+    assert not three.module.traits.why_alone
     assert_near(final_weights(three), final_weights(one), 1e-9)
     heads = []
     for seed in (1, 1, 2):

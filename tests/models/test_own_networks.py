@@ -250,7 +250,7 @@ def test_batches_of_one_sample_are_foreseen(last_batch, steps):
         else ""
     )
     with refuses(words) if single else nullcontext():
-        sgd(**settings).check(Traits(single="it fails"), data)
+        sgd(**settings).check(Traits(why_single_fails="it fails"), data)
 
 
 # --------------------------------------------------------------------------------------- whole runs

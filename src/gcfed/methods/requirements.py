@@ -116,7 +116,7 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
 @_need
 def functional_network(setup: Setup) -> str:
     """The network can be called on other tensors than its own."""
-    reason = setup.module.lent_network.traits.functional
+    reason = setup.module.traits.why_not_functional
     if not reason:
         return ""
     return f"does not combine with model={type(setup.module.net).__name__}, which has {reason}"

@@ -195,7 +195,7 @@ class ClientProgram:
     @property
     def recordable(self) -> Recordable:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
-        if self.module.lent_network.traits.assigns or not self.module.task.can_be_recorded:
+        if self.module.traits.assigns or not self.module.task.can_be_recorded:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):

@@ -82,7 +82,7 @@ def division(program: ClientProgram, cohort: int, free_bytes: int) -> tuple[int,
     net = module.net
     # Dropout in a stack depends on K, and K depends on the free memory, which must not change a
     # run.
-    alone = bool(module.lent_network.traits.alone) or has_dropout(net) or has_convolutions(net)
+    alone = bool(module.traits.why_alone) or has_dropout(net) or has_convolutions(net)
     room = free_bytes // _bytes_of_client(program)
     k, num_streams = divide(cohort, room, alone, _chosen_k(program, cohort))
     if may_draw(net):

@@ -98,7 +98,7 @@ class FederatedLoop(Callback):
         assert isinstance(pl_module, FederatedModule)
         self.schedule.expect_bytes(nbytes(pl_module.broadcast_state()))
         self.simulation.forget_layout()  # it depends on the device, which is known now
-        why = pl_module.lent_network.traits.functional
+        why = pl_module.traits.why_not_functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise Refusal(
                 f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu."
@@ -147,9 +147,9 @@ class FederatedLoop(Callback):
         module.loop = self
 
     def _check_traits(self, module: FederatedModule, data: Any) -> None:
-        traits = module.lent_network.traits
+        traits = module.traits
         self.solver.check(traits, data)
-        if self.solver.accumulate > 1 and "statistics" in traits.alone:
+        if self.solver.accumulate > 1 and "statistics" in traits.why_alone:
             log.warning(
                 "client.accumulate changes the results: the network uses the statistics of a part"
                 " of a batch"

@@ -27,15 +27,16 @@ class Traits:
     A text says why something fails; it is empty if it works.
     """
 
-    # frozen parameters and integer buffers that training changes; they travel
-    moved: tuple[str, ...] = ()
+    # frozen parameters and integer buffers that training changes; they travel and are averaged
+    averaged: tuple[str, ...] = ()
     edits_input: bool = False  # forward changes its input; it then gets copies
     contiguous: bool = False  # training fails in channels_last
-    functional: str = ""  # why a call cannot use other tensors than the network's own
-    alone: str = ""  # why several clients cannot train in one stack
-    single: str = ""  # why a batch of a single sample fails
+    why_not_functional: str = ""  # why a call cannot use other tensors than the network's own
+    why_alone: str = ""  # why several clients cannot train in one stack
+    why_single_fails: str = ""  # why a batch of a single sample fails
     assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record
-    keeps: bool = False  # it keeps something in attributes, with which each client begins anew
+    # attributes keep something from one call to the next: each client begins with the first values
+    has_hidden_state: bool = False
 
 
 class LentNetwork:
@@ -51,10 +52,9 @@ class LentNetwork:
         self.net = net
         self.task = task
         self.traits = traits or Traits()
-        self._client_tensors: Params = {}  # the client's tensors
-        self._shared_tensors: dict[
-            str, _SharedTensor
-        ] = {}  # the tensors that all clients share, by name
+        self._client_tensors: Params = {}
+        # the tensors that all clients share, by name
+        self._shared_tensors: dict[str, _SharedTensor] = {}
         self._first_attributes: Snapshot | None = None  # before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
@@ -93,7 +93,7 @@ class LentNetwork:
         """Gives the attributes of a network and of a task their first values, if one of them keeps
         something from one call to the next.
         """
-        if not self.traits.keeps:
+        if not self.traits.has_hidden_state:
             return
         if self._first_attributes is None:  # on the device that trains
             self._first_attributes = Snapshot(self.net, self.task, attributes_only=True)

@@ -99,9 +99,14 @@ class FederatedModule(LightningModule):
         # of the present test: a column's scores, and their number
         self.sums: dict[str, Tensor] = {}
 
+    @property
+    def traits(self) -> Traits:
+        """What the probe has found about the network; before it, the defaults."""
+        return self.lent_network.traits
+
     def adopt(self, traits: Traits) -> None:
         """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
-        self.travels = tuple(dict.fromkeys((*self.travels, *traits.moved)))
+        self.travels = tuple(dict.fromkeys((*self.travels, *traits.averaged)))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format
             make_contiguous(self.net)
@@ -206,7 +211,7 @@ class FederatedModule(LightningModule):
 
     def _keeping_task(self) -> AbstractContextManager[object]:
         """After the block, a task that keeps something from one call to the next is as before."""
-        return unchanged(self.task) if self.lent_network.traits.keeps else nullcontext()
+        return unchanged(self.task) if self.traits.has_hidden_state else nullcontext()
 
     def scores(self) -> dict[str, float]:
         """The means of the present test over all processes, by column, with the task's roots and

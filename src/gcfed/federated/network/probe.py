@@ -107,31 +107,31 @@ class _Probe:
         self.warn_of_unregistered()
         self.training.refuse(first)
         averaged = self.training.averaged_constants(first)
-        single = self.fails_on_one()
-        functional = ""
-        alone = cannot_stack(self.net)
+        why_single_fails = self.why_single_fails()
+        why_not_functional = ""
+        why_alone = cannot_stack(self.net)
         is_users_task = not is_ours(type(passes.task).__module__)
         state = self.hidden.in_task(first) if is_users_task else ""
         if is_users_task or not shows_all_at_once(self.net, stack):
             hidden = self.compare_later_passes(first)
             del first  # the memory of two models
-            functional, why = self.compare_in_a_stack(
+            why_not_functional, why = self.compare_in_a_stack(
                 hidden, averaged, trains_alone(stack, passes.x)
             )
-            alone = alone or state or why
+            why_alone = why_alone or state or why
         elif not is_ours(type(self.net).__module__):
             self.warn_of_tests(first.tensors)
-        if alone and "client.stack" not in alone:
-            alone += ". Set client.stack=1"
+        if why_alone and "client.stack" not in why_alone:
+            why_alone += ". Set client.stack=1"
         return Traits(
-            moved=averaged,
+            averaged=averaged,
             edits_input=passes.edits_input,
             contiguous=passes.contiguous,
-            functional=functional,
-            alone=alone,
-            single=single,
+            why_not_functional=why_not_functional,
+            why_alone=why_alone,
+            why_single_fails=why_single_fails,
             assigns=bool(passes.replaced),
-            keeps=self.hidden.restorable,
+            has_hidden_state=self.hidden.restorable,
         )
 
     def warn_of_unregistered(self) -> None:
@@ -143,8 +143,8 @@ class _Probe:
                 len(self.passes.unregistered),
             )
 
-    def fails_on_one(self) -> str:
-        """Why a batch of a single sample fails; empty if it does not."""
+    def why_single_fails(self) -> str:
+        """Why a batch of a single sample fails; empty if it works."""
         if not uses_batch_statistics(self.net):
             return ""
         try:
@@ -222,11 +222,11 @@ class _Probe:
         if self.passes.edits_input:
             copies = self.net.register_forward_pre_hook(hand_copies)
         with copies:
-            functional = stacks.on_other_tensors()
+            why_not_functional = stacks.on_other_tensors()
             stacked = stacks.draws_for_all() if alone else stacks.in_stacks(averaged)
             if not hidden:
                 stacks.refuse_shared_memory()
-            return functional, hidden or functional or stacks.rows_meet() or stacked
+            return why_not_functional, hidden or why_not_functional or stacks.rows_meet() or stacked
 
 
 def trains_alone(stack: int | str, x: Tensor) -> bool:

@@ -224,10 +224,10 @@ class ClientStack:
             Refusal: the network cannot run on other tensors than its own.
         """
         traits = self.lent_network.traits
-        if traits.functional:
+        if traits.why_not_functional:
             raise Refusal(
                 f"model: this method needs a teacher, and {type(self.net).__name__} has"
-                f" {traits.functional}."
+                f" {traits.why_not_functional}."
             )
         tap = Tap(self.net, features, stages or first > 0)
         with evaluating(self.net):

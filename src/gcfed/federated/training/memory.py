@@ -105,7 +105,7 @@ class StepMemory:
 
     def _recorded_plan(self, plan: BatchPlan, recordable: Recordable) -> BatchPlan:
         """The plan with fewer kinds of steps, each of which is recorded once."""
-        if not self.module.lent_network.traits.alone:  # padding would change the statistics
+        if not self.module.traits.why_alone:  # padding would change the statistics
             plan = plan.padded()
         if recordable == "run" and not may_draw(self.module.net):
             plan = plan.grouped()  # more rows would change what networks draw

@@ -118,9 +118,11 @@ class LocalSolver:
 
     def check(self, traits: Traits, data: FederatedDataModule) -> None:
         """Raises Refusal if a network with these traits cannot train as the settings ask."""
-        if traits.alone and self.stack != "auto" and int(self.stack) > 1:
-            raise Refusal(f"client.stack={self.stack} cannot train a network with {traits.alone}.")
-        if not traits.single:
+        if traits.why_alone and self.stack != "auto" and int(self.stack) > 1:
+            raise Refusal(
+                f"client.stack={self.stack} cannot train a network with {traits.why_alone}."
+            )
+        if not traits.why_single_fails:
             return
         lonely = []  # clients with a batch, or a piece of one, of a single sample
         for client, size in enumerate(data.sizes().tolist()):
@@ -129,9 +131,9 @@ class LocalSolver:
                 lonely.append(client)
         if lonely:
             raise Refusal(
-                f"{traits.single}, and {len(lonely)} of {data.num_clients} clients have such a"
-                f" batch (the first is client {lonely[0]}): set model.norm_policy=group or fixed,"
-                " or client.last_batch=wrap without client.accumulate."
+                f"{traits.why_single_fails}, and {len(lonely)} of {data.num_clients} clients have"
+                f" such a batch (the first is client {lonely[0]}): set model.norm_policy=group or"
+                " fixed, or client.last_batch=wrap without client.accumulate."
             )
 
     def make_optimizer(self, stack: ClientStack) -> Optimizer:
