@@ -1,7 +1,7 @@
-"""Writes the tables that have stored data, and draws the figures:
+"""Writes the tables that have stored data, and draws the pictures of their pages:
 ``python reproductions/results/figures.py``
 
-The curves are drawn from stored data, the other figures from the tables on these pages.
+The curves are drawn from stored data, the other pictures from the tables made from them.
 """
 
 import re
@@ -20,7 +20,6 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
-from gcfed.reporting.verdict import interval  # noqa: E402
 from reproductions.results import (  # noqa: E402
     borderlines,
     late_updates,
@@ -83,26 +82,6 @@ def dots(
             axes.plot(sum(points) / len(points), i + shift, "|", color=color, ms=16, mew=2)
     axes.set_yticks(range(len(rows)), [name for name, _ in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)
-
-
-def table8(figure: Figure) -> None:
-    rows = table("gcfed-table8.md", 0)[:6]
-    panels = ("0.1", 1, 2), ("1.0", 4, 5)  # α, and the columns of our numbers and of the paper's
-    for axes, (alpha, ours, paper) in zip(figure.subplots(1, 2, sharey=True), panels, strict=True):
-        of = (ours, VERMILION, "ours, seed 1", -0.12), (paper, GREY, "paper, three seeds", 0.12)
-        for column, color, label, shift in of:
-            dots(
-                axes,
-                [(r[0].replace("μ of shape", "μ"), numbers(r[column])) for r in rows],
-                color,
-                label,
-                shift,
-            )
-        for i, row in enumerate(rows):
-            mean, deviation = map(float, re.findall(NUMBER, row[paper]))
-            axes.plot([mean - deviation, mean + deviation], [i + 0.12] * 2, color=GREY, lw=1.5)
-        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
-    axes.legend(loc="upper left", fontsize=8)
 
 
 def over_rounds(axes: Axes, runs: Sequence[StoredRun], method: str) -> None:
@@ -186,45 +165,6 @@ def vgg11(figure: Figure) -> None:
     axes.legend(loc="upper left")
 
 
-def equal_rate(figure: Figure) -> None:
-    axes, seeds = figure.subplots(), range(11, 21)
-    fedavg, gcfed = ([numbers(cell)[0] for cell in row[1:11]] for row in table("equal-rate.md", 0))
-    axes.vlines(seeds, fedavg, gcfed, color=GREY, lw=1)
-    axes.plot(seeds, gcfed, "o", color=VERMILION, label="GC-Fed")
-    axes.plot(seeds, fedavg, "o", color=GREY, label="FedAvg")
-    axes.set(xlabel="seed", ylabel="test accuracy (%)", xticks=seeds)
-    axes.legend(loc="upper right", ncols=2, bbox_to_anchor=(1, 1.15))
-
-
-def gains(figure: Figure, page: str, tables: dict[str, int], least: int = 5) -> None:
-    """A panel per table of method, no GC, GC-Fed, gain: each seed, the mean, the 95 % interval of
-    ``least`` seeds.
-    """
-    panels = figure.subplots(1, len(tables), sharey=True, squeeze=False)[0]
-    for axes, (title, number) in zip(panels, tables.items(), strict=True):
-        rows = [
-            (m, [b - a for a, b in zip(numbers(p), numbers(g), strict=True)])
-            for m, p, g, _ in table(page, number)
-        ]
-        dots(axes, rows, VERMILION)
-        for i, (_, points) in enumerate(rows):
-            if len(points) >= least:
-                axes.plot(interval(points), [i, i], color=VERMILION, lw=2, alpha=0.5)
-        axes.axvline(0, color=GREY, lw=1)
-        axes.set(title=title, xlabel="gain of GC-Fed over the method without GC (points), by seed")
-
-
-def global_gc_remedies(figure: Figure) -> None:
-    columns = [
-        {row[0]: numbers(row[1]) for row in table("global-gc.md", number)} for number in (1, 2)
-    ]
-    for axes, column, alpha in zip(
-        figure.subplots(1, 2, sharey=True), columns, ("0.1", "0.05"), strict=True
-    ):
-        dots(axes, [(name, column.get(name, [])) for name in columns[0]], VERMILION)
-        axes.set(title=f"α {alpha}", xlabel="test accuracy (%)")
-
-
 def gc_warmup(figure: Figure) -> None:
     tables = [table("gc-warmup.md", number) for number in (0, 1)]
     titles = ("digits", "Fashion-MNIST", "CIFAR-10", "MNIST", "MNIST-M")
@@ -239,16 +179,6 @@ def gc_warmup(figure: Figure) -> None:
         cells = {row[0].split(",")[0]: row[column].partition(":")[2] for row in rows}
         dots(axes, [(name, numbers(cells.get(key, ""))) for key, name in names.items()], VERMILION)
         axes.set(title=title, xlabel="test accuracy (%)")
-
-
-def every_method(figure: Figure) -> None:
-    axes = figure.subplots()
-    rows = [
-        (row[0].replace("client.optimizer.", ""), numbers(row[1]))
-        for row in table("every-method.md", 0)
-    ]
-    dots(axes, sorted(rows, key=lambda row: -row[1][0]), VERMILION)
-    axes.set(xlabel="test accuracy in round 20 (%), one seed")
 
 
 def robust(figure: Figure) -> None:
@@ -303,19 +233,6 @@ def coherence(figure: Figure) -> None:
         axes.axhline(0.2, color=GREY, lw=1, ls=":")
         axes.set(title=f"rounds {title}", ylabel="ρ" * (column == 2))
     axes.legend(handlelength=4)
-
-
-def gc_share(figure: Figure) -> None:
-    for axes, (name, *cells) in zip(
-        figure.subplots(2, 5, sharey=True).flat, table("gc-share.md", 0), strict=True
-    ):
-        for cell, color, label in zip(
-            cells, (GREY, VERMILION), ("at the start", "after training"), strict=True
-        ):
-            axes.plot(numbers(cell), "o-", color=color, ms=3, lw=1, label=label)
-        axes.set(title=name.partition(":")[0], xticks=[])
-    axes.legend(fontsize=7)
-    figure.supylabel("share that P removes", fontsize=10)
 
 
 SECONDS = (1, 2, 5, 10, 20, 50, 100, 200)  # ticks of an axis
@@ -374,7 +291,6 @@ def late_shares(figure: Figure) -> None:
 if __name__ == "__main__":
     matplotlib.use("agg")
     printed.update()
-    tasks = {"Fashion-MNIST, CNN": 2, "TinyShakespeare, LSTM": 1}
     clipped = partial(table5, methods=("GC-Fed", "Global GC", "FedAvg"), clipped=True)
     drawings: dict[str, tuple[Callable, float, float]] = {
         "gcfed_table5": (table5, 8, 3.4),
@@ -383,19 +299,11 @@ if __name__ == "__main__":
         "gcfed_lambda": (borderlines_of, 8, 3.4),
         "robust": (robust, 12, 2.8),
         "ssf": (ssf, 7, 3.4),
-        "gcfed_table8": (table8, 10, 3.2),
-        "equal_rate": (equal_rate, 7, 3),
         "tinyimagenet_vgg11": (vgg11, 7, 3),
         "coherence": (coherence, 8, 2.8),
-        "tuned_cifar10_gains": (partial(gains, page="tuned.md", tables={"": 0}), 7, 2.6),
-        "tuned_tasks_gains": (partial(gains, page="tuned-tasks.md", tables=tasks), 11, 2.6),
-        "global_gc_remedies": (global_gc_remedies, 11, 4.4),
         "gc_warmup": (gc_warmup, 12, 3),
-        "every_method": (every_method, 8, 6.5),
-        "gc_share": (gc_share, 12, 4.4),
         "late_curves": (late_curves, 11, 7),
         "late_shares": (late_shares, 9, 3),
-        "today": (partial(gains, page="today.md", tables={"": 0}, least=3), 8, 10),
     }
     for name, drawing in drawings.items():
         # README.md shows that one, too
