@@ -3,6 +3,7 @@ numbers look.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from gcfed.reporting.verdict import interval
@@ -25,25 +26,42 @@ class Outcome(NamedTuple):
         return [self.seen, "holds" if self.holds else "fails"]
 
 
-def one_run_each(runs: Runs, overrides: Mapping[str, Sequence[str]]) -> dict[str, StoredRun]:
-    """The one run with the overrides of each name. ValueError if there is none or several."""
-    found = {}
-    for name, words in overrides.items():
-        (found[name],) = chosen(runs, *words)
-    return found
+@dataclass(frozen=True)
+class Comparison:
+    """The runs that a plan compares at the last round that all of them have.
 
-
-def common_round(found: Runs, longest: int) -> int:
-    """The last round that all runs have, at most that of the plan."""
-    ends = [int(run.metrics.index[-1]) for run in found.values()]
-    return min(*ends, longest)
-
-
-def means_of_last(found: Runs, end: int, rounds: int) -> dict[str, float]:
-    """Of each run, the mean of the tests in the last rounds up to ``end``, in percent, as a page
-    prints it.
+    Attributes:
+        overrides: the overrides of each name's one run.
+        measured: so many last rounds, whose tests are averaged.
+        longest: rounds of the plan.
     """
-    return {name: round(up_to(run, end, rounds), 2) for name, run in found.items()}
+
+    overrides: Mapping[str, Sequence[str]]
+    measured: int
+    longest: int = 200
+
+    def runs(self, stored: Runs) -> dict[str, StoredRun]:
+        """The one run of each name. ValueError if a name has none or several."""
+        found = {}
+        for name, words in self.overrides.items():
+            (found[name],) = chosen(stored, *words)
+        return found
+
+    def end(self, stored: Runs) -> int:
+        """The last round that all runs have, at most that of the plan."""
+        ends = [int(run.metrics.index[-1]) for run in self.runs(stored).values()]
+        return min(*ends, self.longest)
+
+    def at(self, run: StoredRun, end: int) -> float:
+        """The mean of the tests in the measured rounds up to ``end``, in percent, as a page prints
+        it.
+        """
+        return round(up_to(run, end, self.measured), 2)
+
+    def accuracies(self, stored: Runs) -> dict[str, float]:
+        """The plan's measure of each name: that of the last common rounds."""
+        end = self.end(stored)
+        return {name: self.at(run, end) for name, run in self.runs(stored).items()}
 
 
 def less(found: Mapping[str, float], name: str, other: str) -> float:

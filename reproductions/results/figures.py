@@ -6,7 +6,7 @@ The curves are drawn from stored data, the other pictures from the tables made f
 
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -27,7 +27,7 @@ from reproductions.results import (  # noqa: E402
     printed,
     repeated,
 )
-from reproductions.results.cells import ACCURACY, common_round  # noqa: E402
+from reproductions.results.cells import ACCURACY, Comparison  # noqa: E402
 from reproductions.stored import StoredRun, chosen, stored_runs  # noqa: E402
 
 HERE = Path(__file__).parent
@@ -127,30 +127,29 @@ def paper_of_table5(axes: Axes) -> None:
         )
 
 
-def table4(figure: Figure) -> None:
-    """Means of the five tests in ten rounds, up to the last round that all methods have."""
+def compared(figure: Figure, page: str, plan: Comparison, look: Mapping[str, Mapping]) -> None:
+    """Means of the tests in the measured rounds, up to the last round that all runs have."""
     axes = figure.subplots()
-    found = nearly_uniform.by_method(stored_runs("gcfed-table4"))
-    end = common_round(found, nearly_uniform.LONGEST)
-    look = looks(found)
-    for method, run in found.items():
-        curve = smooth(100 * run.curve(ACCURACY), nearly_uniform.MEASURED)
-        axes.plot(curve.loc[:end], **look[method], label=method)
+    stored = stored_runs(page)
+    end = plan.end(stored)
+    for name, run in plan.runs(stored).items():
+        curve = smooth(100 * run.curve(ACCURACY), plan.measured)
+        axes.plot(curve.loc[:end], **{"label": name, **look[name]})
     axes.set(xlabel="communication round", ylabel="test accuracy (%)")
     axes.legend(loc="lower right", ncols=2)
+
+
+def table4(figure: Figure) -> None:
+    compared(figure, "gcfed-table4", nearly_uniform.PLAN, looks(nearly_uniform.METHODS))
 
 
 def borderlines_of(figure: Figure) -> None:
-    """Means of the ten tests in fifty rounds, up to the last round that all λ have."""
-    axes = figure.subplots()
-    found = borderlines.by_borderline(stored_runs("gcfed-lambda"))
-    end = common_round(found, borderlines.LONGEST)
     colors = (GREY, GREEN, BLUE, VERMILION, PURPLE)
-    for (lam, run), color in zip(found.items(), colors, strict=True):
-        curve = smooth(100 * run.curve(ACCURACY), borderlines.MEASURED)
-        axes.plot(curve.loc[:end], color=color, label=f"λ {lam}")
-    axes.set(xlabel="communication round", ylabel="test accuracy (%)")
-    axes.legend(loc="lower right", ncols=2)
+    look = {
+        lam: {"color": color, "label": f"λ {lam}"}
+        for lam, color in zip(borderlines.LAMBDAS, colors, strict=True)
+    }
+    compared(figure, "gcfed-lambda", borderlines.PLAN, look)
 
 
 def vgg11(figure: Figure) -> None:

@@ -1,18 +1,6 @@
 """The cells of the tables of ``gcfed-table4.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import (
-    Cells,
-    Outcome,
-    Runs,
-    common_round,
-    less,
-    means_of_last,
-    number,
-    one_run_each,
-    signed,
-    up_to,
-)
-from reproductions.stored import StoredRun
+from reproductions.results.cells import Cells, Comparison, Outcome, Runs, less, number, signed
 
 #: The overrides of each method, and its accuracy in the paper after 800 rounds, in percent.
 METHODS = {
@@ -24,31 +12,17 @@ METHODS = {
     "GC-Fed": ("algorithm=fedavg", "gc=gcfed", 78.73),
 }
 CENTRALIZED = ("GC-Fed", "Local GC", "Global GC")
-LONGEST = 200  # rounds of the plan
-MEASURED = 10  # the last rounds, whose tests are averaged
+PLAN = Comparison({method: words for method, (*words, _) in METHODS.items()}, measured=10)
 WAYPOINTS = (20, 50, 100)  # rounds
-
-
-def by_method(runs: Runs) -> dict[str, StoredRun]:
-    """The one run of each method. ValueError if a method has none or several."""
-    return one_run_each(runs, {method: words for method, (*words, _) in METHODS.items()})
-
-
-def accuracies(runs: Runs) -> dict[str, float]:
-    """The plan's measure of each method: the mean of the tests in the last ten common rounds, in
-    percent, as the page prints it.
-    """
-    found = by_method(runs)
-    return means_of_last(found, common_round(found, LONGEST), MEASURED)
 
 
 def by_round(runs: Runs) -> Cells:
     """Each method on the way, at the end and above FedAvg, and the paper's numbers."""
-    ends = accuracies(runs)
+    ends = PLAN.accuracies(runs)
     cells: Cells = {}
-    for method, run in by_method(runs).items():
+    for method, run in PLAN.runs(runs).items():
         paper = METHODS[method][2]
-        way = [number(up_to(run, at, MEASURED)) for at in WAYPOINTS]
+        way = [number(PLAN.at(run, end)) for end in WAYPOINTS]
         row = [*way, number(ends[method]), None, number(paper), None]
         if method != "FedAvg":
             row[-3] = signed(ends[method] - ends["FedAvg"])
@@ -75,5 +49,5 @@ def _listed(differences: dict[str, float]) -> str:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = outcomes(accuracies(runs))
+    found = outcomes(PLAN.accuracies(runs))
     return {(name,): [None, None, *outcome.row()] for name, outcome in found.items()}

@@ -45,7 +45,7 @@ def seen():
 
 def test_the_page_says_what_the_stored_runs_have():
     end, means = seen()
-    assert borderlines.accuracies(stored_runs("gcfed-lambda")) == {
+    assert borderlines.PLAN.accuracies(stored_runs("gcfed-lambda")) == {
         lam: pytest.approx(mean, abs=0.0051) for lam, mean in means.items()
     }
     page = PAGE.read_text()

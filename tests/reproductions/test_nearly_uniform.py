@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from gcfed.tables.reading import load
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import figures, nearly_uniform
-from reproductions.results.cells import common_round
 from reproductions.results.nearly_uniform import METHODS, outcomes
 from reproductions.stored import StoredRun, stored_runs
 
@@ -78,9 +77,9 @@ def made_up(folder, rounds):
 def test_methods_are_compared_at_the_last_round_that_all_have(tmp_path):
     rounds = dict.fromkeys(METHODS, 300) | {"FedDyn": 187, "GC-Fed": 191}
     runs = made_up(tmp_path, rounds)
-    assert common_round(nearly_uniform.by_method(runs), nearly_uniform.LONGEST) == 187
+    assert nearly_uniform.PLAN.end(runs) == 187
     # the tests of rounds 178, 180, …, 186
-    assert nearly_uniform.accuracies(runs) == {
+    assert nearly_uniform.PLAN.accuracies(runs) == {
         method: pytest.approx(18.2 + place) for place, method in enumerate(METHODS)
     }
     cells = nearly_uniform.by_round(runs)
@@ -92,8 +91,8 @@ def test_methods_are_compared_at_the_last_round_that_all_have(tmp_path):
 
 def test_longer_runs_count_up_to_the_round_of_the_plan(tmp_path):
     runs = made_up(tmp_path, dict.fromkeys(METHODS, 250))
-    assert common_round(nearly_uniform.by_method(runs), nearly_uniform.LONGEST) == 200
-    assert nearly_uniform.accuracies(runs)["FedAvg"] == pytest.approx(19.6)
+    assert nearly_uniform.PLAN.end(runs) == 200
+    assert nearly_uniform.PLAN.accuracies(runs)["FedAvg"] == pytest.approx(19.6)
 
 
 def test_the_figure_ends_at_the_common_round(tmp_path, monkeypatch):
