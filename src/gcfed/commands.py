@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 DEBUG = "debug=true"  # the words debug=fast and others are settings of a run
 
-Task = Callable[["DictConfig"], None]
+Command = Callable[["DictConfig"], None]
 
 
 class Failed(BaseException):
@@ -37,11 +37,11 @@ class Failed(BaseException):
         self.error = error
 
 
-def _run(name: str, task: Task) -> None:
-    """Calls the task with the config that Hydra composes from ``configs/<name>.yaml`` and the
+def _run(name: str, command: Command) -> None:
+    """Calls the command with the config that Hydra composes from ``configs/<name>.yaml`` and the
     command line.
     """
-    _call(partial(_compose_and_call, name, task))
+    _call(partial(_compose_and_call, name, command))
 
 
 def _call(command: Callable[[list[str]], int | None]) -> None:
@@ -65,7 +65,7 @@ def _call(command: Callable[[list[str]], int | None]) -> None:
         sys.exit(code)
 
 
-def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
+def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
     import hydra
 
     from gcfed.folders.place import run_config  # its resolvers name the folders of runs
@@ -102,17 +102,17 @@ def _compose_and_call(name: str, task: Task, words: list[str]) -> None:
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
         compose = hydra.main(config_path=str(path.parent), config_name=path.stem, **VERSION_BASE)
-        compose(partial(_guarded, task))()
+        compose(partial(_guarded, command))()
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
 
 
-def _guarded(task: Task, cfg: DictConfig) -> None:
-    """Calls the task. A sweep goes on after a job that fails, so its error is shown at once."""
+def _guarded(command: Command, cfg: DictConfig) -> None:
+    """Calls the command. A sweep goes on after a job that fails, so its error is shown at once."""
     from gcfed.utils.machine import in_sweep
 
     try:
-        task(cfg)
+        command(cfg)
     except Exception as error:
         if not in_sweep():
             raise Failed(error) from error

@@ -36,7 +36,7 @@ from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
-from gcfed.tables.plan import REMEDIES, Plan, measures_of_cells, plan
+from gcfed.tables.plan import RESERVED_KEYS, Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
@@ -118,7 +118,7 @@ def request_of(words: Sequence[str]) -> Request:
 def _refuse_misspelt(word: str, key: str) -> None:
     """Raises Refusal for ``dryrun=true``, which a run would not know."""
     meant = get_close_matches(key, OWN_WORDS, n=1, cutoff=0.8)
-    if meant and key not in REMEDIES:
+    if meant and key not in RESERVED_KEYS:
         raise Refusal(f"{word}: did you mean {meant[0]}?")
 
 

@@ -20,8 +20,11 @@ from gcfed.utils.compose import explained
 from gcfed.utils.refusal import Refusal
 
 Place = tuple[str, str]  # the labels of a row and a column
-#: Keys of a run that are not the command's → what to write.
-REMEDIES = {"seed": "write seeds=[1,2,3]", "ckpt_path": "interrupted runs are continued anyway"}
+#: Keys of a run that the command sets itself → what to write instead.
+RESERVED_KEYS = {
+    "seed": "write seeds=[1,2,3]",
+    "ckpt_path": "interrupted runs are continued anyway",
+}
 
 
 class Job(NamedTuple):
@@ -114,7 +117,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
     except HydraException as error:
         raise Refusal(explained(error)) from None
     for override in overrides:
-        why = REMEDIES.get(override.key_or_group)
+        why = RESERVED_KEYS.get(override.key_or_group)
         if override.is_sweep_override():
             why = "a table sweeps over its rows, columns and seeds only"
         if why:
@@ -124,7 +127,7 @@ def _check_arguments(arguments: Sequence[str]) -> None:
 def _check_overrides(cell: str, overrides: Iterable[str]) -> None:
     """Raises Refusal for a key of a cell's overrides that the command sets itself."""
     for override in overrides:
-        why = REMEDIES.get(key_of(override))
+        why = RESERVED_KEYS.get(key_of(override))
         if why:
             raise Refusal(f"{cell}: {override} is set by the command: {why}.")
 

@@ -182,27 +182,27 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     title = f"trial {trial.number + 1}"
     print(f"{title} of {search.n_trials}: {' '.join(drawn)}", flush=True)
     place = one.folder / f"trial_{trial.number:04d}"
-    outcomes = []
+    results = []
     runs: dict[Path, list[str]] = {}
     for seed in search.seeds:
         runs[place / f"seed_{seed}"] = [f"seed={seed}"]
     for folder, words in (runs or {place: []}).items():
         failure = running.train([*one.overrides, *drawn, *words], folder)
-        outcomes.append(outcome(folder, search.metric, failure))
-    reasons = "; ".join(one_outcome.why for one_outcome in outcomes if one_outcome.why)
+        results.append(result_of(folder, search.metric, failure))
+    reasons = "; ".join(result.why for result in results if result.why)
     if reasons:
         trial.set_user_attr("reason", reasons)
         print(f"{title}: {reasons}", flush=True)
-    values = [one_outcome.value for one_outcome in outcomes if one_outcome.value is not None]
-    if len(values) < len(outcomes):
+    values = [result.value for result in results if result.value is not None]
+    if len(values) < len(results):
         study.tell(trial, state=TrialState.FAIL)
         return
     # above 0: never the best
-    trial.set_constraint("edges", sum(one_outcome.past for one_outcome in outcomes))
+    trial.set_constraint("edges", sum(result.past for result in results))
     study.tell(trial, float(np.mean(values)))
 
 
-class Outcome(NamedTuple):
+class TrialResult(NamedTuple):
     """A run of a trial."""
 
     value: float | None  # of the metric
@@ -210,7 +210,7 @@ class Outcome(NamedTuple):
     why: str  # why it has no value, or is refused
 
 
-def outcome(folder: Path, metric: str, failure: str) -> Outcome:
+def result_of(folder: Path, metric: str, failure: str) -> TrialResult:
     """What a run of a trial measured."""
     value = None
     note = ""
@@ -220,10 +220,12 @@ def outcome(folder: Path, metric: str, failure: str) -> Outcome:
         if run.has_ended:
             value, _ = parse(metric).bounded(run)
     if value is None:
-        return Outcome(None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}")
+        return TrialResult(
+            None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}"
+        )
     past_edges = edges(run)
     past = sum(how_far for how_far, _ in past_edges)
-    return Outcome(value, past, "; ".join(f"{folder.name}: {words}" for _, words in past_edges))
+    return TrialResult(value, past, "; ".join(f"{folder.name}: {words}" for _, words in past_edges))
 
 
 def edges(run: Run) -> list[tuple[float, str]]:
