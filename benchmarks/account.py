@@ -28,7 +28,7 @@ from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.federated.engine.round_sums import RoundSums  # noqa: E402
 from gcfed.federated.engine.server import Server  # noqa: E402
 from gcfed.federated.parallel.shared import SharedSums  # noqa: E402
-from gcfed.federated.training.steps import Steps  # noqa: E402
+from gcfed.federated.training.local_training import LocalTraining  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 WARM_UP = 5
@@ -68,7 +68,7 @@ class Account(Callback):
         watch.wrap(program, "_begin", "client: memory and preparation")
         watch.wrap(program, "_prepare", "client: memory and preparation")
         watch.wrap(loop.solver, "train", "local steps")
-        watch.wrap(Steps, "mean_losses", "client: upload")
+        watch.wrap(LocalTraining, "mean_losses", "client: upload")
         watch.wrap(program, "train", "client: upload")
         watch.wrap(Server, "receive", "client: sums")
         watch.wrap(RoundSums, "received", "round: sums of all processes")

@@ -22,7 +22,7 @@ from torch import Tensor  # noqa: E402
 
 from benchmarks.tape import Operation, Tape  # noqa: E402
 from gcfed.api import configure  # noqa: E402
-from gcfed.federated.training.memory import StepMemory  # noqa: E402
+from gcfed.federated.training.memory import TrainingMemory  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
 ALGORITHMS = sorted(path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml"))
@@ -105,13 +105,13 @@ def count(algorithm: str, stack: int, *overrides: str) -> int:
             folder=f"{folder}/run",
         )
         counter = Counter()
-        before = StepMemory.recorder
-        StepMemory.recorder = lambda memory: counter  # type: ignore[method-assign]
+        before = TrainingMemory.recorder
+        TrainingMemory.recorder = lambda memory: counter  # type: ignore[method-assign]
         try:
             with redirect_stdout(io.StringIO()):  # the run's own summary
                 train(cfg)
         finally:
-            StepMemory.recorder = before  # type: ignore[method-assign]
+            TrainingMemory.recorder = before  # type: ignore[method-assign]
     return max(tapes)
 
 

@@ -26,7 +26,7 @@ from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.protocol.messages import Download
-from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
 
@@ -82,7 +82,7 @@ class Sitting(Callback):
         # a graph of one method is wrong for the other
         self.memories = (
             self.program.memory,
-            StepMemory(self.program.module, self.program.data, self.program.solver),
+            TrainingMemory(self.program.module, self.program.data, self.program.solver),
         )
         self._switch(False)
         self.before_first = time.time() - self.started

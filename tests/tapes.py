@@ -13,7 +13,7 @@ from omegaconf import open_dict
 from benchmarks.tape import Tape
 from gcfed.federated.parts import Order
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.run import train
 
 
@@ -90,7 +90,7 @@ def train_twice(cfg, tolerance=0.0):
         if not tolerance:
             patch.setattr(BatchPlan, "padded", lambda plan: plan)
         patch.setattr(
-            StepMemory, "recorder", lambda memory: Twice.recorder if Twice.recording else None
+            TrainingMemory, "recorder", lambda memory: Twice.recorder if Twice.recording else None
         )
         result = train(cfg)
     assert Twice.same

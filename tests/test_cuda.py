@@ -11,8 +11,8 @@ from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.hooks import StepHooks
+from gcfed.federated.training.local_training import LocalTraining
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.steps import Steps
 from gcfed.models.lstm import CharLSTM
 from gcfed.run import train
 
@@ -86,8 +86,8 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         download = make_download(broadcast_state(net), lr=0.5, cohort=[0])
         plan = solver.plan(data, download.cohort, download, device)
         stack = ClientStack(net, download.model, download.cohort, np.array([9]), plan.steps)
-        steps = Steps(stack, plan, solver.optimizer(stack.leaves.values()))
-        solver.train(steps, data, download.lr, StepHooks())
+        training = LocalTraining(stack, plan, solver.optimizer(stack.leaves.values()))
+        solver.train(training, data, download.lr, StepHooks())
         ends.append({name: t.cpu() for name, t in stack.delta().items()})
     for name, delta in ends[0].items():
         assert delta.abs().sum() > 0

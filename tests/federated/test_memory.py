@@ -9,19 +9,19 @@ from harness import make_download, make_net, random_federation, sgd
 
 from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.training.memory import StepMemory
-from gcfed.federated.training.steps import StackStart
+from gcfed.federated.training.local_training import StackStart
+from gcfed.federated.training.memory import TrainingMemory
 
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
 
 
 @pytest.fixture
 def begin():
-    """Begins a stack; returns its steps."""
+    """Begins a stack; returns its training."""
     net = make_net()
     data = random_federation()
     solver = sgd()
-    memory = StepMemory(FederatedModule(net, PLAIN_SERVER), data, solver)
+    memory = TrainingMemory(FederatedModule(net, PLAIN_SERVER), data, solver)
     model = broadcast_state(net)
     memory.begin_round(model)
 
@@ -37,16 +37,16 @@ def begin():
 
 
 def test_a_stack_of_as_many_clients_trains_in_the_same_memory(begin):
-    steps = begin([0])
-    assert begin([1]) is steps
-    assert steps.stack.clients.tolist() == [1]
-    assert begin([1, 2]) is not steps
+    training = begin([0])
+    assert begin([1]) is training
+    assert training.stack.clients.tolist() == [1]
+    assert begin([1, 2]) is not training
 
 
 def test_memory_lasts_for_a_round(begin):
-    steps = begin([0])
+    training = begin([0])
     begin.next_round()
-    assert begin([0]) is not steps
+    assert begin([0]) is not training
 
 
 @pytest.mark.parametrize("recordable", ["", "stack"])

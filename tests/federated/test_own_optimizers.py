@@ -10,7 +10,7 @@ from harness import assert_near, make_net, sgd, train_rounds
 from torch.optim import SGD, Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.server.fednova import FedNova
 from gcfed.utils.checked import SettingError
@@ -175,5 +175,5 @@ def test_only_steps_that_keep_no_number_in_python_are_recorded(monkeypatch, make
     monkeypatch.setattr("gcfed.federated.training.memory.Graph", object)
     module = SimpleNamespace(net=make_net(), device=torch.device("cuda"))
     solver = LocalSolver(make, epochs=1, batch_size=4)
-    assert (StepMemory(module, None, solver).recorder() is not None) == is_recorded
-    assert StepMemory(module, None, sgd(graphs=False)).recorder() is None
+    assert (TrainingMemory(module, None, solver).recorder() is not None) == is_recorded
+    assert TrainingMemory(module, None, sgd(graphs=False)).recorder() is None

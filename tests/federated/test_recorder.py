@@ -13,9 +13,9 @@ from omegaconf import open_dict
 from tapes import Listing, Twice, train_twice
 
 from benchmarks.tape import Tape
-from gcfed.federated.training import steps as local_steps
+from gcfed.federated.training import local_training
 from gcfed.federated.training.batches import BatchPlan, Kind
-from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.folders.place import new_folder
 from gcfed.methods.objective.proximal import Proximal
 
@@ -137,17 +137,17 @@ def share_of_replays(make_plan, num_clients, num_rounds):
     # It never shrinks.
     stack = SimpleNamespace(leaves={}, prepared={}, active=0, tensors=lambda: row)
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
-    steps = None
+    training = None
     num_steps = 0
     for _ in range(num_rounds):
         clients = rng.choice(data.num_clients, num_clients, replace=False)
         clients = clients[np.argsort(-data.sizes(clients))]
         plan = make_plan(solver.plan(data, clients, make_download({}), torch.device("cpu")))
-        if steps is None:
-            steps = local_steps.RecordedSteps(tape, 20, stack, plan, optimizer)
-        steps._place_plan(plan)
+        if training is None:
+            training = local_training.RecordedTraining(tape, 20, stack, plan, optimizer)
+        training._place_plan(plan)
         for t, kind in enumerate(plan.kinds):
-            steps.run(lambda number, kind: None, t, kind)
+            training.run(lambda number, kind: None, t, kind)
         num_steps += len(plan.kinds)
     return len(tape.played) / num_steps
 
@@ -239,9 +239,9 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
         Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
     )
     asked = []
-    most_steps = StepMemory._most_steps
+    most_steps = TrainingMemory._most_steps
     monkeypatch.setattr(
-        StepMemory, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
+        TrainingMemory, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
     )
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
@@ -253,20 +253,20 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
 
 
 def test_a_full_table_drops_the_kind_that_was_not_used_for_longest(monkeypatch):
-    monkeypatch.setattr(local_steps, "MAX_RECORDINGS", 2)
+    monkeypatch.setattr(local_training, "MAX_RECORDINGS", 2)
     plan = BatchPlan(torch.zeros(1, 1, 4, dtype=torch.int64), None, np.array([[4]]))
     net = make_net()
     stack = SimpleNamespace(leaves=dict(net.named_parameters()), active=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     tape = Listing()
-    steps = local_steps.RecordedSteps(tape, 0, stack, plan, optimizer)
+    training = local_training.RecordedTraining(tape, 0, stack, plan, optimizer)
     kinds = [Kind(1, size, even=True) for size in (1, 2, 3)]
     one, two, three = kinds
     for kind in (one, one, two, two, one, three, three, one, two):
-        steps.run(lambda number, kind: None, 0, kind)
+        training.run(lambda number, kind: None, 0, kind)
     # Two is gone when three comes; one was used in between.
     assert tape.played == [one, one]
-    assert list(steps._recordings) == [one, two]
+    assert list(training._recordings) == [one, two]
 
 
 class Inherits(Proximal):

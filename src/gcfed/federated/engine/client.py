@@ -23,10 +23,10 @@ from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.client_states import EditedState
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.memory import StepMemory
+from gcfed.federated.training.local_training import LocalTraining, StackStart
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.recorder import Recordable
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.steps import StackStart, Steps
 from gcfed.utils.rng import seed_generators, torch_seed
 
 STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU
@@ -73,9 +73,9 @@ class ClientProgram:
     sent: list[SentUploads] = field(init=False)
 
     @cached_property
-    def memory(self) -> StepMemory:
+    def memory(self) -> TrainingMemory:
         """Where local steps have their tensors."""
-        return StepMemory(self.module, self.data, self.solver)
+        return TrainingMemory(self.module, self.data, self.solver)
 
     def take_download(self, download: Download) -> None:
         """Prepares for stacks that train from this download."""
@@ -134,14 +134,14 @@ class ClientProgram:
             in_turn: context of the code that must not run while another stack trains.
             sends: whether the uploads are sent. If not, clients keep nothing.
         """
-        steps = self._begin(download, drawn)
-        stack = steps.stack
-        num_seen = steps.plan.counts.sum(1)
+        training = self._begin(download, drawn)
+        stack = training.stack
+        num_seen = training.plan.counts.sum(1)
         try:
             self.module.clients = stack
-            states = self._prepare(steps, download)
-            loss_K = self.solver.train(steps, self.data, download.lr, self.hooks)
-            del steps  # frees the optimizer's state
+            states = self._prepare(training, download)
+            loss_K = self.solver.train(training, self.data, download.lr, self.hooks)
+            del training  # frees the optimizer's state
             self.module.clients = None
             for part in self.parts:
                 if not part.overrides("send", "keep"):
@@ -156,7 +156,7 @@ class ClientProgram:
         finally:
             stack.lent_network.end()
 
-    def _begin(self, download: Download, drawn: StackDraw) -> Steps:
+    def _begin(self, download: Download, drawn: StackDraw) -> LocalTraining:
         """Clients that are ready to train from the download."""
         seed_generators(self.module.device, drawn.seed)
         if self.data.num_clients > 1:
@@ -165,14 +165,16 @@ class ClientProgram:
         start = StackStart(download.model, drawn.clients, sizes, drawn.plan)
         return self.memory.begin(start, self.recordable_now, self.reads)
 
-    def _prepare(self, steps: Steps, download: Download) -> dict[ClientPart, ClientStates]:
+    def _prepare(
+        self, training: LocalTraining, download: Download
+    ) -> dict[ClientPart, ClientStates]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
-        stack = steps.stack
+        stack = training.stack
         states = {part: self._states(part, stack.clients, download) for part in self.parts}
         for part in self.parts:
             prepared = part.prepare(stack, states[part], download) or {}
             if part in self.in_steps:
-                prepared = steps.prepare(part, prepared)
+                prepared = training.prepare(part, prepared)
             stack.prepared[part] = prepared
         stack.count_from_full()  # a part may have changed ``full``
         return states

@@ -26,19 +26,20 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training.local_training import LocalTraining, RecordedTraining, StackStart
 from gcfed.federated.training.recorder import Graph, Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
-from gcfed.federated.training.steps import RecordedSteps, StackStart, Steps
 from gcfed.models.facts import may_draw
 from gcfed.optim.partial import is_recordable, probe_optimizer, starts_at_zero
 
 SMALL = 1 << 20  # entries of a model for which memory is reused on a CPU
 #: Most cohorts are split into stacks of one size and a smaller one.
 STACK_SIZES = 2
+Shape = tuple[int, frozenset[str]]  # K and ``reads``: stacks that can use the same memory agree
 
 
-class StepMemory:
-    """Makes the local steps of stacks, in new memory or in that of an earlier stack."""
+class TrainingMemory:
+    """Begins the local training of stacks, in new memory or in that of an earlier stack."""
 
     def __init__(
         self, module: FederatedModule, data: FederatedDataModule, solver: LocalSolver
@@ -53,8 +54,8 @@ class StepMemory:
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
         self._is_small = False  # whether memory is reused on a CPU
         self._recorders: dict[int, Recorder] = {}  # by stream
-        # the steps that a next stack can use, by recorder (None: not recorded), K and ``reads``
-        self._reusable: defaultdict[Recorder | None, dict[tuple[int, frozenset[str]], Steps]]
+        # what a next stack can restart, by recorder; None: not recorded
+        self._reusable: defaultdict[Recorder | None, dict[Shape, LocalTraining]]
         self._reusable = defaultdict(dict)
 
     def begin_round(self, model: Params) -> None:
@@ -67,8 +68,10 @@ class StepMemory:
         self._recorders.clear()
         self._reusable.clear()
 
-    def begin(self, start: StackStart, recordable: Recordable, reads: frozenset[str]) -> Steps:
-        """The steps of K clients, which are ready to train.
+    def begin(
+        self, start: StackStart, recordable: Recordable, reads: frozenset[str]
+    ) -> LocalTraining:
+        """The local training of K clients before its first step.
 
         Args:
             recordable: how long the methods let a recorded step stay valid.
@@ -82,16 +85,16 @@ class StepMemory:
             return self._new(start, reads, recorder)
         reusable = self._reusable[recorder]
         key = len(start.clients), reads
-        steps = reusable.pop(key, None)
-        if steps is not None and steps.stack.fits_network():
-            steps.restart(start)
+        training = reusable.pop(key, None)
+        if training is not None and training.stack.fits_network():
+            training.restart(start)
         else:
-            if len(reusable) == STACK_SIZES:  # the new steps need the memory of older ones
+            if len(reusable) == STACK_SIZES:  # the new stack needs the memory of older ones
                 oldest = next(iter(reusable))
                 del reusable[oldest]
-            steps = self._new(start, reads, recorder, is_reused=True)
-        reusable[key] = steps
-        return steps
+            training = self._new(start, reads, recorder, is_reused=True)
+        reusable[key] = training
+        return training
 
     def recorder(self) -> Recorder | None:
         """The recorder of the present stream; None if steps are not recorded."""
@@ -117,8 +120,8 @@ class StepMemory:
         reads: frozenset[str],
         recorder: Recorder | None,
         is_reused: bool = False,
-    ) -> Steps:
-        """Steps in new memory."""
+    ) -> LocalTraining:
+        """Local training in new memory."""
         module = self.module
         model = start.model
         if recorder is not None and is_reused:
@@ -136,13 +139,13 @@ class StepMemory:
         )
         optimizer = self.solver.make_optimizer(stack)
         if recorder is None:
-            return Steps(stack, start.plan, optimizer)
+            return LocalTraining(stack, start.plan, optimizer)
         if is_reused and self.solver.rate_changes:
             for group in optimizer.param_groups:
                 # float32, as fused kernels on a GPU read it
                 group["lr"] = torch.zeros((), device=start.plan.index.device)
         room = self._most_steps() if is_reused else 0
-        return RecordedSteps(recorder, room, stack, start.plan, optimizer)
+        return RecordedTraining(recorder, room, stack, start.plan, optimizer)
 
     def _most_steps(self) -> int:
         """Number of steps of the client with most samples."""

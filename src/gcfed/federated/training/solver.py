@@ -18,7 +18,7 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.batches import Batching, BatchPlan, Kind, last_piece, split
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.steps import Steps
+from gcfed.federated.training.local_training import LocalTraining
 from gcfed.optim.kernels import FusedKernel
 from gcfed.optim.partial import (
     fused,
@@ -191,30 +191,32 @@ class LocalSolver:
             table = on_device(padded, device)
         return BatchPlan(on_device(index, device), table, counts)
 
-    def train(self, steps: Steps, data: FederatedDataModule, lr: float, hooks: StepHooks) -> Tensor:
+    def train(
+        self, training: LocalTraining, data: FederatedDataModule, lr: float, hooks: StepHooks
+    ) -> Tensor:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
         Returns:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
-        set_lr(steps.optimizer, lr)
-        step = partial(self._step, steps, data, hooks)
-        for number, kind in enumerate(steps.plan.kinds):
-            steps.run(step, number, kind)
-        steps.stack.settle()
-        return steps.mean_losses()
+        set_lr(training.optimizer, lr)
+        step = partial(self._step, training, data, hooks)
+        for number, kind in enumerate(training.plan.kinds):
+            training.run(step, number, kind)
+        training.stack.settle()
+        return training.mean_losses()
 
     def _step(
         self,
-        steps: Steps,
+        training: LocalTraining,
         data: FederatedDataModule,
         hooks: StepHooks,
         number: int | Tensor,
         kind: Kind,
     ) -> None:
         """Makes a local step of all active clients."""
-        stack = steps.stack
-        batch = steps.plan.batch(data, number, kind)
+        stack = training.stack
+        batch = training.plan.batch(data, number, kind)
         stack.drop_grads()
         # Each hook has a context of its own, because autocast caches the weights that it has cast.
         for before_step in hooks.before_step:
@@ -222,7 +224,7 @@ class LocalSolver:
                 before_step(stack, batch, partial(self._objective, stack, batch, hooks))
         with hooks.autocast():
             task, objective = self._losses(stack, batch, hooks)
-        update = self._back_propagate(steps, objective, hooks)
+        update = self._back_propagate(training, objective, hooks)
         if hooks.after_backward is not None:
             hooks.after_backward()
         if self.clip_norm is not None:
@@ -231,17 +233,17 @@ class LocalSolver:
         for after_step in hooks.after_step:
             with hooks.autocast():
                 after_step(stack, batch)
-        steps.keep_losses(number, task.detach(), batch.count)
+        training.keep_losses(number, task.detach(), batch.count)
 
     def _back_propagate(
-        self, steps: Steps, objective: Tensor, hooks: StepHooks
+        self, training: LocalTraining, objective: Tensor, hooks: StepHooks
     ) -> Callable[[], object]:
         """Computes the gradients of the objective. Returns the optimizer's step along them.
 
         The leaves get the gradients, except where only a lone client's kernel reads them.
         """
-        stack = steps.stack
-        update = steps.update
+        stack = training.stack
+        update = training.update
         if isinstance(update, FusedKernel) and stack.is_lone and not self._shows_gradients(hooks):
             return partial(update, stack.gradients_of_one(objective))
         stack.backward(objective)

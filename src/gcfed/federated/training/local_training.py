@@ -41,10 +41,8 @@ class StackStart:
     plan: BatchPlan
 
 
-class Steps:
-    """The local steps of K clients: their tensors, batches, optimizer (new in each round) and
-    losses.
-    """
+class LocalTraining:
+    """The local training of K clients in a round: their tensors, batches, optimizer and losses."""
 
     def __init__(self, stack: ClientStack, plan: BatchPlan, optimizer: Optimizer) -> None:
         self.stack = stack
@@ -125,12 +123,12 @@ class Steps:
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
 
 
-class RecordedSteps(Steps):
-    """Steps of which the second one of each kind is recorded, and later ones are replayed.
+class RecordedTraining(LocalTraining):
+    """Local training that records the second step of each kind, and replays it for later ones.
 
     The first step is not recorded, because the optimizer creates its state in it. If there is
-    ``room``, the next K clients :meth:`restart` these steps: all tensors get new values in the same
-    memory.
+    ``room``, the next K clients :meth:`restart` this training: all tensors get new values in the
+    same memory.
 
     Args:
         recorder: records a step.
