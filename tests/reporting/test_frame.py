@@ -27,6 +27,23 @@ def test_runs_that_differ_by_seed_or_by_folder_are_repetitions():
     assert not frame["repeated"].any()
 
 
+def drawn(seed, data_seed, **keys):
+    """A run whose data has its own seed, which the config repeats."""
+    return run_of(seed=seed, **keys, **{"data.seed": data_seed})
+
+
+def test_runs_with_one_seed_of_the_data_are_repetitions():
+    """Also the run whose own seed is the same: its config looks as if the data followed it."""
+    fixed = [drawn(seed, 1) for seed in (1, 2, 3)]
+    follow = [drawn(seed, seed, **{"client.epochs": 7}) for seed in (1, 2, 3)]
+    frame = frame_of([*fixed, *follow, drawn(2, 4), drawn(4, 4), drawn(5, 4)])
+    assert [*frame["setting"]] == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+    assert not frame["repeated"].any()
+    # one that follows and one that does not are the same run
+    frame = frame_of([drawn(1, 1), drawn(2, 2), drawn(3, 1), drawn(4, 1)])
+    assert [*frame["setting"]] == [0, 0, 1, 1]
+
+
 def test_rounds_and_tests_distinguish_settings():
     """The best of 30 tests and the best of 4 tests cannot be compared."""
     named = places(run_of(), run_of(eval_every=7), run_of(rounds=9))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +73,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     runs = [run for run in runs if run.config]
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
+    _complete_seeds(keys, runs)
     frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
     settings = keys[differing].groupby(frame["setting"]).first()
@@ -132,6 +133,23 @@ def _repeated(frame: pd.DataFrame) -> pd.Series:
     order = sorted(frame.index, key=ends.__getitem__)
     repeated = frame.loc[order].duplicated(["setting", "seed"], keep="last")
     return repeated.reindex(frame.index)
+
+
+def _complete_seeds(keys: pd.DataFrame, runs: Sequence[Run]) -> None:
+    """Completes a seed that all repetitions share, such as ``data.seed=1``, where it equals the
+    run's own seed.
+
+    :func:`gcfed.folders.identity.leaves` leaves it out there, because a seed that follows the run's
+    looks the same in a config. Runs without it belong to the runs that have it, unless one of them
+    has a seed that no other run has: then they follow their own seeds.
+    """
+    for key in keys.columns[keys.columns.str.endswith(".seed")]:
+        others = keys.columns.drop(key)
+        for _, alike in keys.groupby([*others], sort=False):
+            lacking = alike.index[alike[key] == ""]
+            own = [_text(runs[i].get(key)) for i in lacking]
+            if {*own} <= {*alike[key]}:
+                keys.loc[lacking, key] = own
 
 
 def search_of(run: Run) -> Path | None:
