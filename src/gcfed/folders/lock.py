@@ -1,4 +1,8 @@
-"""Locks between processes: one run trains in a folder at a time."""
+"""Locks between processes: one run trains in a folder at a time.
+
+The ``filelock`` package does not name the holder and leaves its files. Without locks in the file
+system, the file of a killed process would lock for ever.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,7 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from gcfed.folders.folder import CHECKPOINT
 from gcfed.utils.machine import leads
@@ -50,21 +55,11 @@ def locked(path: Path) -> Iterator[str]:
     The system releases the lock when the process ends.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not path.exists():  # its holder deleted it after this process had opened it
-                raise BlockingIOError
-        except BlockingIOError:
-            file.seek(0)
-            yield file.read() or "another process"
+    file, holder = _open_and_lock(path)
+    with file:
+        if holder:
+            yield holder
             return
-        except OSError as error:  # a file system without locks
-            log.warning(
-                "%s: %s. Start one process at a time here: this file system has no locks.",
-                path,
-                error,
-            )
         try:
             file.truncate(0)
             file.write(f"process {os.getpid()} on {socket.gethostname()}")
@@ -75,3 +70,25 @@ def locked(path: Path) -> Iterator[str]:
             # closing alone would leave the lock to processes that were forked meanwhile
             with suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _open_and_lock(path: Path) -> tuple[IO[str], str]:
+    """The open lock file, and "" if this process got the lock, else its holder."""
+    while True:
+        file = path.open("a+")
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            return file, file.read() or "another process"
+        except OSError as error:  # a file system without locks
+            log.warning(
+                "%s: %s. Start one process at a time here: this file system has no locks.",
+                path,
+                error,
+            )
+            return file, ""
+        if os.fstat(file.fileno()).st_nlink:
+            return file, ""
+        # Its holder has ended, and deleted the file after this process had opened it.
+        file.close()
