@@ -158,6 +158,7 @@ def make_setup(
     )
     return Setup(
         Cohorts(cohort_of),
+        Faults(),
         solver,
         aggregator or MeanAggregator(),
         stores,
@@ -165,7 +166,6 @@ def make_setup(
         module,
         parts,
         rounds,
-        cohort_of,
         Simulation(clients, stores, cohort_of),
     )
 
@@ -350,7 +350,7 @@ def make_upload(delta, sizes, finite=None):
 
 def make_round(start, reduce=list, lr=0.1):
     cohort = np.array([1, 4])
-    return Round(0, 1, cohort, 5, start, lr=lr, reduce=reduce, cohort=cohort)
+    return Round(0, 1, cohort, 5, start, lr=lr, reduce=reduce, versions=np.zeros(2, int))
 
 
 def make_received(start, num_finite=2, **kwargs):
@@ -363,7 +363,8 @@ def make_received(start, num_finite=2, **kwargs):
         5,
         start,
         **{"lr": 0.1, "reduce": list} | kwargs,
-        cohort=cohort,
+        versions=np.zeros(2, int),
+        answered=cohort,
         num_finite=num_finite,
         usable=num_finite > 0,
     )

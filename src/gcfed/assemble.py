@@ -302,7 +302,7 @@ def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:
         return sizes
     if "per_round" in sampler:
         cohort = number_of_clients(sampler.per_round, num_clients, "participation.per_round")
-        sizes["per_round"] = cohort + (faults.extra or 0)  # reserve clients are drawn too
+        sizes["per_round"] = faults.drawn(cohort)
     if "concurrency" in sampler:
         key = "participation.sampler.concurrency"
         sizes["concurrency"] = number_of_clients(sampler.concurrency, num_clients, key)

@@ -102,7 +102,7 @@ def aggregate(rule, delta, stacks):
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
     round = Round(
-        0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, cohort=np.arange(n) * 3
+        0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, versions=np.zeros(n, int)
     )
     for rows in stacks:
         upload = make_upload(

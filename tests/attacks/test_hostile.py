@@ -69,7 +69,7 @@ def test_colluding_clients_need_the_whole_cohort_in_one_stack():
     def validate(stack, sampler=None):
         solver = SimpleNamespace(stack=stack)
         data = SimpleNamespace(num_clients=9)
-        ALIE().validate(SimpleNamespace(solver=solver, cohort=5, data=data, sampler=sampler))
+        ALIE().validate(SimpleNamespace(solver=solver, cohort_size=5, data=data, sampler=sampler))
 
     for stack in ("auto", 5, 1000):  # auto: as many as fit into the device's memory
         validate(stack)

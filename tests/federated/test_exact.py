@@ -107,7 +107,7 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
         name: torch.randn(5, 300, generator=g) * 1e-3,
         "statistic": torch.randn(5, 40, generator=g) * 1e6,
     }
-    round = replace(make_round({}), scheduled=np.arange(5))
+    round = replace(make_round({}), cohort=np.arange(5))
     mean.add(make_upload(sent, sizes), round)
     found = mean.reduce(round, {n: t[0] for n, t in sent.items()})
     p = sizes if weighting == "samples" else np.ones(5)

@@ -24,7 +24,7 @@ def run(faults, cohort_of=5, rounds=2, **kwargs):
         rounds=rounds,
         cohort_of=cohort_of,
         faults=Faults(**faults),
-        on_round=lambda round, row: rows.append(row | {"cohort": round.cohort.tolist()}),
+        on_round=lambda round, row: rows.append(row | {"cohort": round.answered.tolist()}),
         **kwargs,
     )
     return net, rows

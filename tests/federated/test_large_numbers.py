@@ -86,7 +86,7 @@ def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, larg
     mean.validate(make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients))
     name = next(iter(mean.narrow))
     sent = {name: torch.full((clients, 1), largest)}
-    round = replace(make_round({}), scheduled=np.array([1]))  # the client with 900 samples
+    round = replace(make_round({}), cohort=np.array([1]))  # the client with 900 samples
     mean.add(make_upload(sent, np.full(clients, 900)), round)
     found = mean.reduce(round, {name: torch.zeros(1)})
     assert found[name].item() == pytest.approx(largest, rel=1e-6)
@@ -95,7 +95,7 @@ def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, larg
 def test_a_mean_has_room_for_the_largest_round_of_a_poisson_sampler():
     """``per_round`` is the mean number of clients: here 4,095, and this round has 4,300."""
     setup = make_setup(make_net(dtype=torch.float32), data=random_federation())
-    setup = replace(setup, sampler=PoissonSampler(4095), cohort=4095)
+    setup = replace(setup, sampler=PoissonSampler(4095))
     mean = MeanAggregator()
     mean.validate(setup)
     name = next(iter(mean.narrow))
@@ -160,7 +160,7 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
         upload = SimpleNamespace(
             delta={"w": delta}, finite=torch.ones(2).bool(), num_samples=np.array(weights)
         )
-        round = SimpleNamespace(scheduled=np.array(cohort), reduce=lambda sums: sums)
+        round = SimpleNamespace(cohort=np.array(cohort), reduce=lambda sums: sums)
         mean.add(upload, round)
         found = mean.reduce(round, {"w": delta[0]})["w"]
         expected = np.average(delta.double().numpy(), axis=0, weights=weights)

@@ -107,8 +107,8 @@ class BoundedRule(CohortRule):
     def validate(self, setup: Setup) -> None:
         """Raises Refusal if a full cohort could not tolerate f hostile clients."""
         super().validate(setup)
-        f = self.wanted(setup.cohort)
-        cohort = setup.cohort
+        f = self.wanted(setup.cohort_size)
+        cohort = setup.cohort_size
         name = type(self).__name__
         if f > self.f(cohort):
             raise Refusal(

@@ -63,7 +63,7 @@ class MeanAggregator:
             self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow)
             if self._sizes is not None:
                 # not by the largest client of all: the grid would be too coarse for small ones
-                largest = int(self._sizes(round.scheduled).max())
+                largest = int(self._sizes(round.cohort).max())
                 self._unit = self._room * 2.0 ** -largest.bit_length()
         weight = upload.finite.double() * self._unit
         if self.weighting == "samples":

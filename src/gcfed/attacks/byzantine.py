@@ -66,11 +66,11 @@ class Attack(ClientPart, ServerPart):
             self.craft([t[row] for t in messages(upload)], int(upload.clients[row]), download)
 
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        """Counts the hostile clients of the cohort, ``train/hostile_clients``.
+        """Counts the hostile clients that answered, ``train/hostile_clients``.
 
         A real server could not do this.
         """
-        row["train/hostile_clients"] = int(self.is_hostile(round.cohort, round.seed).sum())
+        row["train/hostile_clients"] = int(self.is_hostile(round.answered, round.seed).sum())
 
 
 @lru_cache(maxsize=8)

@@ -40,11 +40,11 @@ class Collusion(Attack):
                 " clients."
             )
         if setup.solver.stack != "auto":
-            self._see_all(int(setup.solver.stack), setup.cohort)
+            self._see_all(int(setup.solver.stack), setup.cohort_size)
 
-    def _see_all(self, clients: int, cohort: int) -> None:
-        if clients < cohort:
-            needed = f"client.stack={cohort} or more, trainer.devices=1"
+    def _see_all(self, clients: int, cohort_size: int) -> None:
+        if clients < cohort_size:
+            needed = f"client.stack={cohort_size} or more, trainer.devices=1"
             raise Refusal(f"attack={self.title} must see all clients: {needed}.")
 
     def send(self, upload: Upload, own: ClientStates, download: Download) -> None:

@@ -35,6 +35,14 @@ class Faults:
     deadline: Count | None = None
     extra: Whole | None = None
 
+    def drawn(self, used: int) -> int:
+        """How many clients are drawn, so that a round uses this many uploads."""
+        return used + (self.extra or 0)
+
+    def used(self, drawn: int) -> int:
+        """How many uploads a round uses at most, of this many clients that are drawn."""
+        return drawn - (self.extra or 0)
+
     def steps(
         self, planned: np.ndarray, clients: np.ndarray, round_index: int, seed: int
     ) -> np.ndarray:

@@ -44,7 +44,9 @@ class UniformSampler:
     distinct.
     """
 
-    per_round: Count  # size of a cohort; with PoissonSampler its mean
+    # number of clients that it draws: a cohort and the reserve clients of ``faults.extra``; with
+    # PoissonSampler the mean number
+    per_round: Count
 
     def validate(self, num_clients: int) -> None:
         """Raises Refusal if this sampler cannot draw from ``num_clients`` clients; called before

@@ -114,8 +114,9 @@ class Schedule:
         is_used = comes
         waits = times
         if self.faults.extra:
-            is_used = self._first_to_answer(drawn, comes, times)
-            if is_used.sum() == self._wanted:
+            wanted = self.faults.used(self.sampler.per_round)
+            is_used = _first_to_answer(drawn, comes, times, wanted)
+            if is_used.sum() == wanted:
                 waits = times[is_used]  # the server does not wait for the others
         self.seconds += float(waits.max(initial=0.0))
         clients = drawn[is_used]
@@ -127,23 +128,6 @@ class Schedule:
             num_too_late=0,
             seconds=self.seconds,
         )
-
-    @property
-    def _wanted(self) -> int:
-        """The number of uploads after which the server does not wait for others."""
-        return self.sampler.per_round - (self.faults.extra or 0)
-
-    def _first_to_answer(
-        self, drawn: np.ndarray, comes: np.ndarray, times: np.ndarray
-    ) -> np.ndarray:
-        """Which of the drawn clients answer first, bool ``[K]``: as many as the server wants, or
-        all that answer. Of two at the same time, the client with the smaller id is first.
-        """
-        answering = np.flatnonzero(comes)
-        in_order = answering[np.lexsort((drawn[answering], times[answering]))]
-        is_first = np.zeros(len(drawn), bool)
-        is_first[in_order[: self._wanted]] = True
-        return is_first
 
     def _draw(self, round_index: int) -> np.ndarray:
         """The clients that are asked in this round, ascending.
@@ -231,3 +215,16 @@ class Schedule:
         self.known = {
             client: ClientRecord(*fields) for client, fields in state_dict["known"].items()
         }
+
+
+def _first_to_answer(
+    drawn: np.ndarray, comes: np.ndarray, times: np.ndarray, wanted: int
+) -> np.ndarray:
+    """Which of the drawn clients answer first, bool ``[K]``: as many as are wanted, or all that
+    answer. Of two at the same time, the client with the smaller id is first.
+    """
+    answering = np.flatnonzero(comes)
+    in_order = answering[np.lexsort((drawn[answering], times[answering]))]
+    is_first = np.zeros(len(drawn), bool)
+    is_first[in_order[:wanted]] = True
+    return is_first

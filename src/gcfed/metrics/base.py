@@ -106,7 +106,7 @@ class ServerMetric(ServerPart):
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        if not self.due_in(round):
+        if len(round.answered) == 0 or not self.due_in(round):
             return
         row |= self.columns(round)
         if not self.transport.remote:  # sites have their own clocks and measure in parallel
@@ -236,8 +236,8 @@ class OwnNumbers(ClientMetric):
         return note | {"values": values}
 
     def values(self, round: Received) -> Tensor:
-        """The values of the clients in the cohort, ``[K, V]``."""
-        return round.sums[self]["values"][round.rows(round.cohort)]
+        """The values of the clients that answered, ``[K, V]``."""
+        return round.sums[self]["values"][round.rows(round.answered)]
 
     def columns(self, round: Received) -> dict[str, float]:
         values_KV = self.values(round)

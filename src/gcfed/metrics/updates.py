@@ -42,7 +42,7 @@ class Cohorts(RoundTable):
     writes = ()
 
     def columns(self, round: Received) -> dict[str, float]:
-        self.append(round, ([client] for client in round.cohort.tolist()))
+        self.append(round, ([client] for client in round.answered.tolist()))
         return {}
 
 
@@ -95,7 +95,7 @@ class Updates(RoundTable, OwnNumbers):
 
     def columns(self, round: Received) -> dict[str, float]:
         lengths_of = self.values(round).unflatten(1, (-1, 2)).tolist()  # [K, weights, 2]
-        for client, lengths in zip(round.cohort.tolist(), lengths_of, strict=True):
+        for client, lengths in zip(round.answered.tolist(), lengths_of, strict=True):
             lines = []
             for name, (norm, removed) in zip(self.weights, lengths, strict=True):
                 lines.append((client, name, f"{norm:.6g}", f"{removed:.6g}"))

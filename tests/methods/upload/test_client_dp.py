@@ -260,7 +260,7 @@ def test_a_target_epsilon_finds_the_noise_for_its_rounds():
         ([], {"aggregator": Median()}, "needs aggregator=mean, not Median"),
         ([], {"aggregator": MeanAggregator("samples")}, r"needs aggregator\.weighting=uniform"),
         ([], {"sampler": UniformSampler(3)}, "needs participation=poisson"),
-        ([], {"cohort": 2}, r"needs participation\.faults\.extra=null"),
+        ([], {"faults": Faults(extra=1)}, r"needs participation\.faults\.extra=null"),
         (
             [],
             {"transport": SimpleNamespace(remote=True, separate_clients=True)},

@@ -56,7 +56,7 @@ class Layout:
         trained.wait_stream(self._round)
 
 
-def make_layout(program: ClientProgram, cohort: int) -> Layout:
+def make_layout(program: ClientProgram, cohort_size: int) -> Layout:
     """The layout of rounds with this number of clients, on the device of the network and the data.
 
     With ``client.stack=auto`` on a GPU, networks with convolutions (slow in a stack) or dropout
@@ -65,18 +65,18 @@ def make_layout(program: ClientProgram, cohort: int) -> Layout:
     """
     device = program.module.device
     if device.type != "cuda":
-        return Layout(_chosen_k(program, cohort) or 1, device, num_streams=0)
-    k, num_streams = division(program, cohort, free_memory(device))
+        return Layout(_chosen_k(program, cohort_size) or 1, device, num_streams=0)
+    k, num_streams = division(program, cohort_size, free_memory(device))
     return Layout(k, device, num_streams)
 
 
-def _chosen_k(program: ClientProgram, cohort: int) -> int | None:
+def _chosen_k(program: ClientProgram, cohort_size: int) -> int | None:
     """The K that the user has set; None for ``auto``."""
     stack = program.solver.stack
-    return None if stack == "auto" else min(stack, cohort)
+    return None if stack == "auto" else min(stack, cohort_size)
 
 
-def division(program: ClientProgram, cohort: int, free_bytes: int) -> tuple[int, int]:
+def division(program: ClientProgram, cohort_size: int, free_bytes: int) -> tuple[int, int]:
     """K and the number of streams on a GPU with this much free memory."""
     module = program.module
     net = module.net
@@ -84,7 +84,7 @@ def division(program: ClientProgram, cohort: int, free_bytes: int) -> tuple[int,
     # run.
     alone = bool(module.traits.why_alone) or has_dropout(net) or has_convolutions(net)
     room = free_bytes // _bytes_of_client(program)
-    k, num_streams = divide(cohort, room, alone, _chosen_k(program, cohort))
+    k, num_streams = divide(cohort_size, room, alone, _chosen_k(program, cohort_size))
     if may_draw(net):
         return k, 1
     return k, num_streams
@@ -106,14 +106,14 @@ def _bytes_of_client(program: ClientProgram) -> int:
     return 16 * weights + 2 * batch_size * activations
 
 
-def divide(cohort: int, room: int, alone: bool, chosen: int | None = None) -> tuple[int, int]:
+def divide(cohort_size: int, room: int, alone: bool, chosen: int | None = None) -> tuple[int, int]:
     """K and the number of streams of a GPU.
 
     Args:
         room: how many clients' memory is free.
         alone: whether clients train one at a time, unless the user has ``chosen`` a K.
     """
-    room = max(1, min(cohort, room))
+    room = max(1, min(cohort_size, room))
     k = chosen or (1 if alone else room)
-    num_stacks = ceil(cohort / k)
+    num_stacks = ceil(cohort_size / k)
     return k, max(1, min(num_stacks, room // k, MAX_STREAMS))

@@ -118,8 +118,8 @@ class FederatedLoop(Callback):
         """
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
         program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
-        cohort = self.sampler.per_round - (self.faults.extra or 0)
-        self.simulation = Simulation(program, self.stores, cohort)
+        cohort_size = self.faults.used(self.sampler.per_round)
+        self.simulation = Simulation(program, self.stores, cohort_size)
         self.transport = self.federation(self.simulation) if self.federation else self.simulation
         self.stores = self.transport.stores
         self.sampler.validate(data.num_clients)
@@ -127,6 +127,7 @@ class FederatedLoop(Callback):
         self.schedule = self._make_schedule(data)
         setup = Setup(
             sampler=self.sampler,
+            faults=self.faults,
             solver=self.solver,
             aggregator=self.aggregator,
             stores=self.stores,
@@ -134,7 +135,6 @@ class FederatedLoop(Callback):
             module=module,
             parts=parts,
             rounds=self.rounds,
-            cohort=cohort,
             transport=self.transport,
         )
         self.aggregator.validate(setup)

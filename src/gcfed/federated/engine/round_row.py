@@ -57,7 +57,7 @@ def columns_of_run(
 def columns_of_training(received: Received, is_step_finite: bool) -> dict[str, Any]:
     """What the clients have done, and whether it counts."""
     row: dict[str, Any] = {"round": received.index + 1}
-    answered = len(received.cohort)
+    answered = len(received.answered)
     if answered:
         row["train/loss"] = received.loss
     row["train/clients"] = answered
@@ -74,9 +74,9 @@ def columns_of_bytes(
     """The bytes of all messages, also of uploads that came too late to be used."""
     num_downloads = turn.num_asked - outcome.num_unsent
     reply = sum(nbytes(tensors) for tensors in received.reply.values())
-    num_uploads = len(received.cohort) + turn.num_too_late
+    num_uploads = len(received.answered) + turn.num_too_late
     return {
-        "comm/down_bytes": num_downloads * download.nbytes + len(received.cohort) * reply,
+        "comm/down_bytes": num_downloads * download.nbytes + len(received.answered) * reply,
         "comm/up_bytes": num_uploads * expected.nbytes,
     }
 
@@ -87,13 +87,13 @@ def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[s
     """
     row: dict[str, Any] = {}
     if "train/dropped_clients" in server.columns:
-        unanswered = len(received.scheduled) - len(received.cohort)
+        unanswered = len(received.cohort) - len(received.answered)
         row["train/dropped_clients"] = turn.num_lost + unanswered
     if "train/stragglers" in server.columns:
         row["train/stragglers"] = _count_stragglers(received, server)
     if "clock/seconds" in server.columns:
         row["clock/seconds"] = turn.seconds
-    if received.versions is not None:
+    if "late/lost" in server.columns:
         staleness_K = received.index - received.versions
         if len(staleness_K):
             row["late/mean"] = float(staleness_K.mean())
@@ -106,7 +106,7 @@ def _count_stragglers(received: Received, server: Server) -> int:
     """Number of clients that answered and did fewer local steps than planned."""
     stragglers = 0
     for version, clients in received.by_version():
-        answered = np.intersect1d(clients, received.cohort)
+        answered = np.intersect1d(clients, received.answered)
         planned = server.schedule.planned(answered)
         done = server.schedule.steps(answered, version)
         stragglers += int((done < planned).sum())

@@ -53,7 +53,7 @@ class RoundSums:
         part_sums: the sums of each part (``ServerPart.sums``).
         finite: which clients sent finite numbers only, a bool ``[K]`` on the device per upload.
         losses: the clients' losses, ``[K]`` on the device per upload.
-        loss_table: float64 ``[2, scheduled]``: the losses of those clients of this process that
+        loss_table: float64 ``[2, K]``: the losses of those clients of this process that
             count, and 1 for each of them; 0 for all others. None unless cohorts depend on losses.
         samples, steps: as in :class:`Counts`.
     """
@@ -88,7 +88,7 @@ class RoundSums:
             part_sums={part: part.sums(round) for part in parts},
             finite=[round.zeros(0).bool()],  # a process may train no client
             losses=[round.zeros(0)],
-            loss_table=round.zeros(2, len(round.scheduled)) if hears_losses else None,
+            loss_table=round.zeros(2, len(round.cohort)) if hears_losses else None,
         )
 
     def add(self, upload: Upload, round: Round) -> None:
@@ -128,11 +128,11 @@ class RoundSums:
                 )
             total.add_(term)
 
-    def received(self, round: Round, cohort: np.ndarray, *, needs_clients: bool) -> Received:
+    def received(self, round: Round, answered: np.ndarray, *, needs_clients: bool) -> Received:
         """The round after its uploads, from the sums of all processes.
 
         Args:
-            cohort: the clients that answered.
+            answered: ids of the clients that answered.
             needs_clients: whether the server steps only if a client counts.
         """
         shapes = self.expected.shapes
@@ -148,7 +148,7 @@ class RoundSums:
         has_step = counts.num_finite > 0 or not needs_clients
         return Received.of(
             round,
-            cohort=cohort,
+            answered=answered,
             update=means.pop("delta"),
             extra_means=means,
             sums=part_sums,
@@ -175,7 +175,7 @@ def _losses_by_client(table: Tensor, round: Round) -> dict[int, float]:
     """The losses of the clients that count, from :attr:`RoundSums.loss_table` of all processes."""
     losses, counted = table.tolist()
     found: dict[int, float] = {}
-    for client, loss, counts in zip(round.scheduled.tolist(), losses, counted, strict=True):
+    for client, loss, counts in zip(round.cohort.tolist(), losses, counted, strict=True):
         if counts:
             found[client] = loss
     return found

@@ -44,14 +44,13 @@ class Server:
         return Round(
             index=round_index,
             seed=self.seed,
-            scheduled=turn.clients,
             cohort=turn.clients,
             num_clients=setup.data.num_clients,
             start=dict(model),
             model=model,
             lr=setup.solver.lr(round_index),
             optimizer=setup.module.trainer.optimizers[0],
-            versions=turn.versions if self.schedule.late else None,
+            versions=turn.versions,
         )
 
     def broadcast(self, round: Round) -> Download:
@@ -59,7 +58,7 @@ class Server:
         download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
         for part in self.parts:
             part.on_broadcast(download, round)
-        if round.versions is not None:
+        if self.schedule.late:
             used_now = set(round.versions.tolist())
             used_later = self.schedule.versions_in_use(round.index + 1)
             keep_download(self.setup.stores, download, used_now, used_later)
@@ -85,14 +84,14 @@ class Server:
         transport = self.setup.transport
         outcomes = []
         for version, clients in round.by_version():
-            sent = download
+            had = download
             if version != round.index:
                 device = self.setup.module.device
-                sent = kept_download(self.setup.stores, version, round, device)
+                had = kept_download(self.setup.stores, version, round, device)
             receive: Callable[[Upload], None] = partial(
-                self.receive, sums=sums, round=replace(round, sent=sent)
+                self.receive, sums=sums, round=replace(round, download=had)
             )
-            outcome = transport.fit(sent, clients, receive, sums.expected, among=round.scheduled)
+            outcome = transport.fit(had, clients, receive, sums.expected, among=round.cohort)
             outcomes.append(outcome)
         missing = np.concatenate([outcome.missing for outcome in outcomes])
         return Outcome(missing, sum(outcome.num_unsent for outcome in outcomes))
@@ -126,7 +125,7 @@ class Server:
     # -------------------------------------------------------------------------------- after uploads
     def reduce(self, sums: RoundSums, round: Round, outcome: Outcome) -> Received:
         """Adds up the sums of all processes."""
-        answered = outcome.answered(round.scheduled)
+        answered = outcome.answered(round.cohort)
         return sums.received(round, answered, needs_clients=not self._steps_without_clients)
 
     @cached_property

@@ -33,15 +33,15 @@ class Simulation(ProgramTransport):
     """The transport that trains the clients in this process. It passes messages by reference.
 
     Args:
-        cohort: number of clients of a round; of a :class:`~gcfed.data.sampling.PoissonSampler` the
-            mean number. No stack has more clients.
+        cohort_size: number of clients of a round; of a
+            :class:`~gcfed.data.sampling.PoissonSampler` the mean number. No stack has more clients.
     """
 
     remote = separate_clients = own_data = False
 
-    def __init__(self, program: ClientProgram, stores: ClientStores, cohort: int) -> None:
+    def __init__(self, program: ClientProgram, stores: ClientStores, cohort_size: int) -> None:
         super().__init__(program, stores)
-        self.cohort = cohort
+        self.cohort_size = cohort_size
 
     def start(self) -> None:
         pass
@@ -106,7 +106,7 @@ class Simulation(ProgramTransport):
     @cached_property
     def layout(self) -> Layout:
         """How stacks use the device; the network and the data must be there."""
-        return make_layout(self.program, self.cohort)
+        return make_layout(self.program, self.cohort_size)
 
     def forget_layout(self) -> None:
         """The layout is made again at its next use."""

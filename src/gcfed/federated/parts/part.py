@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.faults import Faults
 from gcfed.data.sampling import UniformSampler
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parallel.sums import LIMIT
@@ -182,14 +183,13 @@ class Setup:
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
-        cohort: how many clients' uploads a round uses, without those that drop out. The sampler
-            also draws ``participation.faults.extra``. With ``participation=poisson`` it is the mean
-            number, and ``most_clients`` the largest.
+        sampler: draws the cohorts, and the reserve clients of ``faults.extra``.
         transport: carries messages (``federated/engine/simulation.py``). A server part may ask it
             what clients would send.
     """
 
     sampler: UniformSampler
+    faults: Faults
     solver: LocalSolver
     aggregator: Aggregator
     stores: ClientStores
@@ -197,13 +197,19 @@ class Setup:
     module: FederatedModule
     parts: Sequence[Part]
     rounds: int
-    cohort: int
     transport: Transport
+
+    @property
+    def cohort_size(self) -> int:
+        """The number of clients whose uploads a round uses, without those that drop out; with
+        ``participation=poisson`` the mean number.
+        """
+        return self.faults.used(self.sampler.per_round)
 
     @property
     def most_clients(self) -> int:
         """The largest number of clients whose uploads a round uses."""
-        return self.cohort + self.sampler.most - self.sampler.per_round
+        return self.faults.used(self.sampler.most)
 
     @functools.cached_property
     def names(self) -> list[str]:

@@ -143,7 +143,7 @@ def _refuse_late_clients(setup: Setup) -> None:
     """Raises Refusal for parts that cannot use the answers of late clients."""
     if setup.transport.remote:
         raise Refusal("participation=buffered is simulated: set federation=none.")
-    if setup.cohort < setup.sampler.per_round:
+    if setup.faults.extra:
         raise Refusal(
             "participation.faults.extra does not combine with participation=buffered: raise"
             " participation.sampler.concurrency instead."

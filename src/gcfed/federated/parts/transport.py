@@ -25,11 +25,11 @@ class Outcome(NamedTuple):
     missing: np.ndarray = NO_CLIENTS
     num_unsent: int = 0
 
-    def answered(self, scheduled: np.ndarray) -> np.ndarray:
-        """Those of the scheduled clients that answered, ``[K]``."""
+    def answered(self, cohort: np.ndarray) -> np.ndarray:
+        """The clients of the cohort that answered, ``[K]``."""
         if not len(self.missing):
-            return scheduled
-        return np.setdiff1d(scheduled, self.missing)
+            return cohort
+        return np.setdiff1d(cohort, self.missing)
 
 
 class Transport(Protocol):

@@ -25,10 +25,8 @@ class Round:
     Attributes:
         index: number of rounds finished before this one; the first has index 0.
         seed: the run's seed; every draw derives from it.
-        scheduled: ids of the clients whose uploads this round uses, ``[K]``, sorted; a
-            round's tables have a row for each.
-        cohort: ids of those that take part, sorted. In a Round these are all that are scheduled, in
-            a Received those that answered.
+        cohort: ids of the clients whose uploads this round uses, ``[K]``, sorted. A round's tables
+            have a row for each.
         num_clients: N, the size of the population.
         start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts
             may replace entries.
@@ -38,40 +36,36 @@ class Round:
             ``on_receive``.
         optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
-        versions: index of the round whose download each scheduled client has, ``[K]``. None: that
-            of this round, because no client is late.
-        sent: in ``on_receive``, the download that these clients had. It is an older one than the
-            round's if they are late.
+        versions: index of the round whose download each client of the cohort has, ``[K]``. It is
+            ``index``, or less for a late client.
+        download: in ``on_receive``, the download that these clients had. It is an older one than
+            the round's if they are late.
     """
 
     index: int
     seed: int
-    scheduled: np.ndarray
+    cohort: np.ndarray
     num_clients: int
     start: Params
     lr: float
     model: Params = field(default_factory=dict)
     reduce: Reduce = sum_over_processes
     optimizer: Optimizer | None = None
-    versions: np.ndarray | None = None
-    sent: Download | None = None
-    cohort: np.ndarray = field(kw_only=True)
+    download: Download | None = None
+    versions: np.ndarray = field(kw_only=True)
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
-        """The rows of these clients, ``[K]``, in a table of those that are scheduled."""
-        return np.searchsorted(self.scheduled, clients)
+        """The rows of these clients, ``[K]``, in a table of the cohort."""
+        return np.searchsorted(self.cohort, clients)
 
     def by_version(self) -> Iterator[tuple[int, np.ndarray]]:
-        """Yields (version, clients ``[K]``): the scheduled clients, grouped by the version of the
-        model that they have, the oldest first.
+        """Yields (version, clients ``[K]``): the cohort, grouped by the version of the model that
+        the clients have, the oldest first.
 
         The last group is that of this round. It may be empty.
         """
-        if self.versions is None:
-            yield self.index, self.scheduled
-            return
         for version in sorted({self.index, *self.versions.tolist()}):
-            yield version, self.scheduled[self.versions == version]
+            yield version, self.cohort[self.versions == version]
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
@@ -83,6 +77,7 @@ class Received(Round):
     """A round after its uploads, on every process. All numbers are over all processes.
 
     Attributes:
+        answered: ids of the clients of the cohort that answered, sorted.
         update: the aggregated Δ, name → ``[*shape]``; ``on_aggregate_end`` may edit it.
         extra_means: what clients sent in addition to Δ, by the name given to ``Upload.send``: the
             mean over the finite clients, or another aggregator's result, name → ``[*shape]``.
@@ -99,6 +94,7 @@ class Received(Round):
             at least one client. A part with the fact "steps without clients" needs no client.
     """
 
+    answered: np.ndarray = field(kw_only=True)
     update: Params = field(default_factory=dict)
     extra_means: dict[str, Params] = field(default_factory=dict)
     sums: Mapping[Any, Params] = field(default_factory=dict)

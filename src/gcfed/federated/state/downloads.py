@@ -33,4 +33,4 @@ def kept_download(
     """The download of an earlier round, for clients that answer it in this round."""
     download = unpack_download(stores.get(SENT, version)).to(device)
     # Tables with a row per client, and measurements, belong to the round that uses the answers.
-    return replace(download, cohort=round.scheduled, used=round.index)
+    return replace(download, cohort=round.cohort, used=round.index)

@@ -178,11 +178,11 @@ class ClientStores:
             elif state.is_new:
                 del self._gpu_states[state.key]
 
-    def finish_round(self, cohort: np.ndarray, versions: Set[int]) -> None:
+    def finish_round(self, clients: np.ndarray, versions: Set[int]) -> None:
         """Notes on every process the states of these versions that have been written."""
         self._decide()
         for name in self.names - {SENT}:
-            for key in self._keys(name, cohort):
+            for key in self._keys(name, clients):
                 for version in sorted(versions):
                     if self.path(key, version).is_file():
                         self._mark_written(key, version)

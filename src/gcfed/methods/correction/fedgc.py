@@ -285,7 +285,7 @@ def products(uploads: Sequence[Upload], update: Params, round: Received) -> Tens
     ``uploads`` are those of this process, with zeros for clients that are not finite; ``update`` is
     Δ.
     """
-    size = len(round.scheduled)
+    size = len(round.cohort)
     like = next(iter(update.values()))
     rows = [on_device(round.rows(upload.clients), like.device) for upload in uploads]
     table = torch.zeros(size, size + 2, dtype=torch.float64, device=like.device)
@@ -323,6 +323,6 @@ def add_weighted_(
         sums.add(terms_K, finite_clients(terms_K, LIMIT).double())
     total, terms = sums.total(round.reduce)
     # Otherwise a term is too large for the sum, and the step is refused.
-    is_complete = terms == len(round.cohort)
+    is_complete = terms == len(round.answered)
     for name, mean in update.items():
         mean.add_(torch.where(is_complete, total[name], torch.nan).to(mean.dtype))

@@ -101,9 +101,9 @@ class FedAsync(FedBuff):
             )
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
-        assert round.sent is not None
+        assert round.download is not None
         mixing = self.mixing * self.scale(round.index - upload.round)
         # w_k − w = Δ_k + (w_v − w), with w_v the model that the client was sent.
-        moved = {name: round.sent.model[name] - t for name, t in round.model.items()}
+        moved = {name: round.download.model[name] - t for name, t in round.model.items()}
         upload.delta = {name: (t + moved[name]) * mixing for name, t in upload.delta.items()}
         return None

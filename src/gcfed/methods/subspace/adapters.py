@@ -128,8 +128,8 @@ class MeanProduct(ServerPart):
         return sums
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
-        assert round.sent is not None
-        start = round.sent.model  # of late clients, an older model than the round's
+        assert round.download is not None
+        start = round.download.model  # of late clients, an older model than the round's
         sums = {}
         for name_a, name_b in self.pairs.items():
             a = (start[name_a] + upload.delta[name_a]).double().flatten(2)

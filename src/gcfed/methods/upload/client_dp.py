@@ -194,7 +194,7 @@ def check_assumptions(setup: Setup, title: str) -> None:
         raise Refusal(
             f"{title} needs participation=poisson: ε assumes that clients are drawn independently."
         )
-    if setup.sampler.per_round > setup.cohort:
+    if setup.faults.extra:
         raise Refusal(
             f"{title} needs participation.faults.extra=null: ε assumes that no client replaces"
             " another one."
