@@ -73,7 +73,7 @@ class Account(Callback):
         watch.wrap(Server, "receive", "client: sums")
         watch.wrap(RoundSums, "received", "round: sums of all processes")
         watch.wrap(SharedSums, "add", "exchange")
-        watch.wrap(SharedSums, "meet", "wait for the other process")
+        watch.wrap(SharedSums, "wait_for_all", "wait for the other process")
         for name in ("reduce", "record", "finish", "step"):
             watch.wrap(Server, name, "round: server's step")
         watch.wrap(module, "test", "test")

@@ -103,7 +103,7 @@ class Stopwatch:
         self.wrap(loop.aggregator, "reduce", "aggregate")
         self.wrap(module, "step", "aggregate")
         self.wrap(sums_module, "_wait", "wait for the other processes")
-        self.wrap(SharedSums, "meet", "wait for the other processes")
+        self.wrap(SharedSums, "wait_for_all", "wait for the other processes")
         self.wrap(module, "training_step", "loop")
         self.wrap(module, "validation_step", "evaluate")
         self.wrap_checkpoint(trainer)

@@ -170,10 +170,10 @@ def make_setup(
     )
 
 
-def meet(method, setup):
+def check_run(method, setup):
     """The parts of a method check what they need."""
     for part in method.parts:
-        part.meet(setup)
+        part.check_run(setup)
 
 
 def with_batch_norm():

@@ -93,7 +93,7 @@ def test_a_first_layer_of_global_gc_is_no_fact_for_other_parts():
     """Drift, clipping and robust rules still see the tensors before it."""
     setup = make_setup(net(), data=without_samples((1, 4, 4)))
     gc = GlobalGC("fc1")
-    gc.meet(setup)
+    gc.check_run(setup)
     assert {*gc.axes_of} == {"fc1.weight", "fc2.weight"}
     assert setup.no_steps == set()
 
@@ -109,9 +109,9 @@ def net():
     return nn.Sequential(OrderedDict(layers)).double()
 
 
-def meet(part, model=None):
+def check_run(part, model=None):
     shape = model[0].weight.shape[1:] if model else (1, 4, 4)
-    part.meet(make_setup(model or net(), data=without_samples(shape)))
+    part.check_run(make_setup(model or net(), data=without_samples(shape)))
 
 
 NAMES = [
@@ -141,7 +141,7 @@ def test_local_gc_ends_at_the_boundary(kwargs, expected):
         part for part in GradientCentralization(**kwargs).parts if isinstance(part, ClientPart)
     ]
     for part in clients:
-        meet(part)
+        check_run(part)
     assert [name for part in clients for name in part.axes_of] == expected
 
 
@@ -150,13 +150,13 @@ def test_lam_is_a_share_of_the_trained_tensors(caplog):
     model = nn.Sequential(*(nn.Linear(3, 3) for _ in range(4)))
     model[:2].requires_grad_(False)
     gc = GradientCentralization(lam=0.5).local_gc
-    meet(gc, model)
+    check_run(gc, model)
     assert [*gc.axes_of] == ["2.weight"]
     assert not caplog.records
-    meet(GradientCentralization(lam=0.2).local_gc, model)
+    check_run(GradientCentralization(lam=0.2).local_gc, model)
     assert "there is no Local GC" in caplog.text
     gc = GradientCentralization(lam=0.29, tensors="all").local_gc
-    meet(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
+    check_run(gc, nn.Sequential(*(nn.Linear(1, 1) for _ in range(50))))
     assert len(gc.axes_of) == 29  # 0.29 · 100 is 28.999… in floating point
 
 
@@ -207,11 +207,11 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
-    method.local_gc.meet(setup)
-    method.global_gc.meet(setup)
+    method.local_gc.check_run(setup)
+    method.global_gc.check_run(setup)
     assert [*method.local_gc.axes_of] == expected
     later = GradientCentralization(local=False, server_boundary="body.conv").global_gc
-    later.meet(setup)
+    later.check_run(setup)
     assert [*later.axes_of] == ["body.conv.weight", "head.weight"]
 
 
@@ -226,7 +226,7 @@ def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
 def test_global_gc_projects_the_pseudo_gradient_of_all_layers_or_of_later_ones(kwargs, chosen):
     model = net()
     gc = GradientCentralization(**kwargs).global_gc
-    meet(gc, model)
+    check_run(gc, model)
     for p in model.parameters():
         p.grad = torch.randn_like(p)
     before = {n: p.grad.clone() for n, p in model.named_parameters()}
@@ -260,7 +260,7 @@ def test_a_tied_weight_belongs_to_the_layer_that_uses_it_last():
     tied[1].weight = tied[0].weight
     for boundary, expected in (("2", ["0.weight"]), ("1", [])):  # layer 1 uses it last
         gc = GradientCentralization(boundary=boundary).local_gc
-        meet(gc, tied)
+        check_run(gc, tied)
         assert [*gc.axes_of] == expected
 
 
@@ -275,4 +275,4 @@ def test_an_unusable_boundary_is_refused():
         (layers, "2", r"0, 1\."),
     ):
         with pytest.raises(ValueError, match=rf"gc\.boundary='{boundary}'.*There are: {known}"):
-            meet(GradientCentralization(boundary=boundary).local_gc, model)
+            check_run(GradientCentralization(boundary=boundary).local_gc, model)

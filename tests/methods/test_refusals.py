@@ -8,7 +8,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import refuses
-from harness import PLAIN_SERVER, make_net, make_setup, meet, random_federation, sgd, train_rounds
+from harness import (
+    PLAIN_SERVER,
+    check_run,
+    make_net,
+    make_setup,
+    random_federation,
+    sgd,
+    train_rounds,
+)
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.aggregators.mean import MeanAggregator
@@ -96,9 +104,9 @@ def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
         )
         if name in REFUSED[cls].split():
             with refuses(rf"^{cls.__name__} .*{re.escape(message)}"):
-                meet(method, setup)
+                check_run(method, setup)
         else:
-            meet(method, setup)
+            check_run(method, setup)
 
 
 @pytest.mark.parametrize("cls", [FedDecorr, Moon])
@@ -117,10 +125,10 @@ def test_two_calls_of_a_network_per_step_are_refused_if_it_counts_them():
         ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n)
         for n in ("batch", "group")
     )
-    FedMLB().meet(make_setup(batch, methods=[FedMLB()]))
-    FedMLB().meet(make_setup(group, methods=[FedMLB(), Moon()]))
+    FedMLB().check_run(make_setup(batch, methods=[FedMLB()]))
+    FedMLB().check_run(make_setup(group, methods=[FedMLB(), Moon()]))
     with refuses(r"FedMLB and Moon call model=ResNetCIFAR twice a step"):
-        FedMLB().meet(make_setup(batch, methods=[FedMLB(), Moon()]))
+        FedMLB().check_run(make_setup(batch, methods=[FedMLB(), Moon()]))
 
 
 def test_a_loss_that_is_infinite_for_missing_classes_is_refused():
@@ -129,6 +137,6 @@ def test_a_loss_that_is_infinite_for_missing_classes_is_refused():
             return F.cross_entropy(outputs, y, reduction="none", label_smoothing=0.1)
 
     run = {"data": random_federation(), "task": Smoothed()}
-    FedLC(tau=0.0).meet(make_setup(NET, **run))
+    FedLC(tau=0.0).check_run(make_setup(NET, **run))
     with refuses(r"^FedLC .*task=Smoothed is then infinite"):
-        FedLC().meet(make_setup(NET, **run))
+        FedLC().check_run(make_setup(NET, **run))

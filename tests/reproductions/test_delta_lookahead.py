@@ -34,4 +34,4 @@ def test_it_equals_the_plain_loop(federation, k):
 def test_a_server_with_momentum_is_refused():
     setup = make_setup(make_net(), server=partial(SGD, lr=1.0, momentum=0.85))
     with pytest.raises(ValueError, match=r"needs server\.momentum=0\.0, not 0\.85: .* θ ← θ \+ Δ"):
-        DeltaLookAhead().meet(setup)
+        DeltaLookAhead().check_run(setup)

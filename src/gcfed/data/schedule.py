@@ -188,7 +188,7 @@ class Schedule:
         return self.faults.steps(self.planned(clients), clients, version, self.seed)
 
     def learn(self, losses: Mapping[int, float], round_index: int) -> None:
-        """Notes the losses of the clients that counted in this round, which was the last turn."""
+        """Keeps the losses of the clients that counted in this round, which was the last turn."""
         clients = list(losses)
         samples = self.sizes(np.array(clients, dtype=np.int64)).tolist()
         for client, size in zip(clients, samples, strict=True):

@@ -64,7 +64,7 @@ def test_fedacg_equals_algorithm_1(federation):
 )
 def test_servers_with_another_step_are_refused_by_name(make, words):
     with refuses(words):
-        LookAhead().meet(make_setup(make_net(), server=make))
+        LookAhead().check_run(make_setup(make_net(), server=make))
 
 
 def test_a_method_that_is_listed_twice_is_refused_by_name():

@@ -7,10 +7,10 @@ import pytest
 import torch
 from harness import (
     assert_near,
+    check_run,
     client_of,
     make_net,
     make_setup,
-    meet,
     random_federation,
     sgd,
     train_rounds,
@@ -83,7 +83,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     found = []
     for chunk in (1, 4):
         method = client_of(FedCurv(chunk=chunk))
-        meet(method, make_setup(net, data=data))
+        check_run(method, make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
         method.on_clients_end(stack, None)
@@ -107,4 +107,4 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
 
 def test_recurrent_networks_are_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        meet(FedCurv(), make_setup(nn.Sequential(nn.LSTM(6, 4))))
+        check_run(FedCurv(), make_setup(nn.Sequential(nn.LSTM(6, 4))))

@@ -35,4 +35,4 @@ def test_rounds_equal_an_independent_loop(sequences):
 
 def test_a_network_of_one_stage_is_refused():
     with pytest.raises(ValueError, match=r"methods\.fedmlb needs two stages; model=MLP has one"):
-        FedMLB().meet(make_setup(MLP(input_shape=(6,), num_classes=4, hidden=())))
+        FedMLB().check_run(make_setup(MLP(input_shape=(6,), num_classes=4, hidden=())))

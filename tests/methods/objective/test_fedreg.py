@@ -85,6 +85,6 @@ def test_it_equals_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
 def test_impossible_settings_are_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with refuses(r"methods\.fedreg .* tokens have none"):
-        FedReg().meet(make_setup(words))
+        FedReg().check_run(make_setup(words))
     with refuses("FedReg and Sam both move the weights"):
         validate_parts(make_setup(make_net(), methods=[FedReg(), Sam()]))

@@ -15,11 +15,11 @@ import pytest
 import torch
 from conftest import TWO, needs, read_rows, refuses
 from harness import (
+    check_run,
     final_weights,
     make_net,
     make_received,
     make_setup,
-    meet,
     random_federation,
     sgd,
     train_rounds,
@@ -190,7 +190,7 @@ def epsilon_of(sigma, q, rounds, delta, tight=True):
 def accounted(rounds, clients, per_round, **settings):
     method = ClientDP(**settings)
     data = random_federation(sizes=(1,) * clients)
-    meet(
+    check_run(
         method,
         make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round),
     )

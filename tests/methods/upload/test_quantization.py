@@ -93,7 +93,7 @@ def quantization(bits):
     """The method for a network with the parameters w and b."""
     method = Quantization(bits)
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1))})
-    method.meet(make_setup(net))
+    method.check_run(make_setup(net))
     return method
 
 

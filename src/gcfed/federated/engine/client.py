@@ -148,7 +148,7 @@ class ClientProgram:
                     states[part] = ClientStates()  # frees states that nobody reads any more
             with in_turn():
                 self._end_training(stack, download, sends)
-                upload = self._pack(stack, download, loss_K, num_seen)
+                upload = self._make_upload(stack, download, loss_K, num_seen)
                 self._send(upload, states, download)
                 if sends:
                     self._keep(upload, states, download)
@@ -230,7 +230,7 @@ class ClientProgram:
                 finite = finite_clients(stack.full) & finite_clients(values)
                 part.stores.write(name, stack.clients, values, download.round, finite)
 
-    def _pack(
+    def _make_upload(
         self, stack: ClientStack, download: Download, loss_K: Tensor, num_seen: np.ndarray
     ) -> Upload:
         """Makes the uploads of a stack, before parts add to them."""

@@ -29,7 +29,7 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     # calls server.receive with the uploads of K clients at a time, in any order
     outcome = server.train_clients(download, round, sums)
     received = server.reduce(sums, round, outcome)  # over all processes
-    server.record(received, download, sums.expected)
+    server.remember(received, download, sums.expected)
     if received.usable:
         server.finish(received)
     is_step_finite = server.step(received)  # in every round: Lightning counts rounds by it

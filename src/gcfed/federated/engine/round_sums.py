@@ -101,9 +101,9 @@ class RoundSums:
         self.samples += sum(upload.num_seen.tolist())
         self.steps += sum(upload.num_steps.tolist())
         if self.loss_table is not None:
-            self._note_losses(self.loss_table, upload, round)
+            self._add_losses(self.loss_table, upload, round)
 
-    def _note_losses(self, table: Tensor, upload: Upload, round: Round) -> None:
+    def _add_losses(self, table: Tensor, upload: Upload, round: Round) -> None:
         counts_K = upload.finite & upload.loss.isfinite()
         rows_K = on_device(round.rows(upload.clients), table.device)
         table[0, rows_K] = upload.loss.where(counts_K, 0.0).to(table)

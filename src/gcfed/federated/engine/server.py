@@ -132,15 +132,15 @@ class Server:
     def _steps_without_clients(self) -> bool:
         return any("steps without clients" in part.facts for part in self.parts)
 
-    def record(self, received: Received, download: Download, expected: Expected) -> None:
-        """Records what later rounds depend on: states, losses, and the sizes of messages."""
-        self._record_states(received)
+    def remember(self, received: Received, download: Download, expected: Expected) -> None:
+        """Keeps what later rounds depend on: states, losses, and the sizes of messages."""
+        self._remember_states(received)
         self.schedule.learn(received.losses, received.index)
         self.schedule.download_bytes = float(download.nbytes)
         self.schedule.upload_bytes = float(expected.nbytes)
 
-    def _record_states(self, received: Received) -> None:
-        """Records the states that all processes have written.
+    def _remember_states(self, received: Received) -> None:
+        """Keeps the versions of the states that all processes have written.
 
         A client's states have the index of its download, and a server's table that of the round.
         """
@@ -170,4 +170,4 @@ class Server:
         self.setup.transport.reply(received.reply)
         # before any process reads a state that another writes
         self.setup.module.trainer.strategy.barrier()
-        self._record_states(received)  # those that clients write only when they hear the reply
+        self._remember_states(received)  # those that clients write only when they hear the reply

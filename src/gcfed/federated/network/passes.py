@@ -129,7 +129,7 @@ class Passes:
                 returned = out.detach().clone()  # a loss may edit it
                 if y is not None:
                     self._backward(out, x, y, num_real)
-            self._note(seen, x, generators)
+            self._collect_effects(seen, x, generators)
             tensors = self.lent_network.present()
             expected = self.before | begun
             return Pass(
@@ -226,8 +226,8 @@ class Passes:
             f" {[*y.shape]}: {reason(error)}"
         )
 
-    def _note(self, seen: Tensor, x: Tensor, generators: dict[str, object]) -> None:
-        """Notes what a pass has done besides its result."""
+    def _collect_effects(self, seen: Tensor, x: Tensor, generators: dict[str, object]) -> None:
+        """Finds what a pass has done in addition to its result."""
         self.edits_input |= seen._version > 0 or not are_equal(seen, x)
         for name, generator in GLOBAL.items():
             if mark(generator) != generators[name]:

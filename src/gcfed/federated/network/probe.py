@@ -226,7 +226,10 @@ class _Probe:
             stacked = stacks.draws_for_all() if alone else stacks.in_stacks(averaged)
             if not hidden:
                 stacks.refuse_shared_memory()
-            return why_not_functional, hidden or why_not_functional or stacks.rows_meet() or stacked
+            return (
+                why_not_functional,
+                hidden or why_not_functional or stacks.samples_interact() or stacked,
+            )
 
 
 def trains_alone(stack: int | str, x: Tensor) -> bool:

@@ -60,7 +60,7 @@ class StackCheck:
             )
         return ""
 
-    def rows_meet(self) -> str:
+    def samples_interact(self) -> str:
         """Compares half of the samples, and the same with padding: with the first sample again and
         again.
         """

@@ -83,7 +83,7 @@ class SharedSums:
             rows[self.rank].copy_(own)
             numbers.append(rows)
             first += _aligned(own.nbytes)
-        self.meet()
+        self.wait_for_all()
         for rows in numbers:
             size = rows.shape[1]
             start = size * self.rank // self._num_processes
@@ -91,11 +91,11 @@ class SharedSums:
             total, *others = rows[:, start:stop]
             for other in others:
                 total.add_(other)
-        self.meet()
+        self.wait_for_all()
         for rows, (_, total) in zip(numbers, portion, strict=True):
             total.copy_(rows[0])
 
-    def meet(self) -> None:
+    def wait_for_all(self) -> None:
         """Waits until all processes have called this method as often.
 
         Raises RuntimeError in rank 0 if another process has ended, as torch does. The launcher

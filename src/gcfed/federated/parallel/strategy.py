@@ -212,7 +212,7 @@ class CohortStrategy(DDPStrategy):
         if shared is None:
             super().barrier(*args, **kwargs)
         elif dist.is_initialized():
-            shared.meet()
+            shared.wait_for_all()
 
 
 def can_fork() -> bool:

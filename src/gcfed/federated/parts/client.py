@@ -113,7 +113,7 @@ class ClientPart(Part):
         """
         return {}
 
-    def packed(self, delta: Params) -> dict[str, int]:
+    def sent_bytes(self, delta: Params) -> dict[str, int]:
         """The entries of Δ that ``send`` makes smaller than their tensors: name → bytes of one
         client.
 

@@ -71,11 +71,11 @@ def expected_upload(parts: Sequence[Part], round: Round) -> Expected:
     for server_part in server_parts:
         notes.update(server_part.notes(round))
     bits: dict[str, int] = {}
-    packed: dict[str, int] = {}
+    sent_bytes: dict[str, int] = {}
     for part in parts:
         if isinstance(part, ClientPart):
             bits.update(part.quantized(delta))
-            packed.update(part.packed(delta))
+            sent_bytes.update(part.sent_bytes(delta))
     for name, bits_per_number in bits.items():
-        packed[name] = quantized_nbytes(delta[name].numel(), bits_per_number)
-    return Expected(shapes, notes, bits, packed)
+        sent_bytes[name] = quantized_nbytes(delta[name].numel(), bits_per_number)
+    return Expected(shapes, notes, bits, sent_bytes)

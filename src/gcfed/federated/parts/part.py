@@ -120,7 +120,7 @@ class Part(Callback):
         """Those of the parameters that are trained, in order, by name."""
         return {name: tensors[name] for name in self.trained_names}
 
-    def meet(self, setup: Setup) -> None:
+    def check_run(self, setup: Setup) -> None:
         """Checks the run before the first round.
 
         Raises Refusal with the key if the part cannot work in it.
@@ -137,7 +137,7 @@ class Part(Callback):
         return ()
 
     def validate(self, setup: Setup) -> None:
-        """Further checks of a part, called by :meth:`meet`. Raises Refusal in the same way."""
+        """Further checks of a part, called by :meth:`check_run`. Raises Refusal in the same way."""
 
 
 class Aggregator(Protocol):

@@ -136,7 +136,7 @@ def validate_parts(setup: Setup) -> None:
     for part in setup.parts:
         _check_part(part, setup)
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
-        part.meet(setup)
+        part.check_run(setup)
 
 
 def _refuse_late_clients(setup: Setup) -> None:

@@ -51,7 +51,7 @@ class Download(Message):
             must not edit them.
         cohort: ids of the clients whose answers the round uses, ``[K]``, sorted.
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
-        packed: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
+        sent_bytes: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
             than tensors have.
         used: index of the round that uses the answers of late clients, for measurements. None: that
             of the download.
@@ -63,18 +63,18 @@ class Download(Message):
     model: Params
     cohort: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
-    packed: dict[str, int] = field(default_factory=dict)
+    sent_bytes: dict[str, int] = field(default_factory=dict)
     used: int | None = None
 
     @property
     def nbytes(self) -> int:
         """Size of the message to one client."""
-        size = sum(self.packed.values())
+        size = sum(self.sent_bytes.values())
         for name, t in self.model.items():
-            if name not in self.packed:
+            if name not in self.sent_bytes:
                 size += t.nbytes
         for name, tensors in self.extra.items():
-            if name not in self.packed:
+            if name not in self.sent_bytes:
                 size += nbytes(tensors)
         return size
 
@@ -151,21 +151,21 @@ class Expected(NamedTuple):
         shapes: ``"delta"`` and each name of ``Upload.extra`` → tensors like those of one client.
         notes: name of a note → tensors like those of the note.
         bits: name of each quantized entry of Δ → bits per number (``Upload.levels``).
-        packed: name of each entry of Δ that is sent in fewer bytes than tensors have → bytes of one
-            client.
+        sent_bytes: name of each entry of Δ that is sent in fewer bytes than tensors have → its
+            bytes, of one client.
     """
 
     shapes: Mapping[str, Params]
     notes: Mapping[str, Params]
     bits: Mapping[str, int] = MappingProxyType({})
-    packed: Mapping[str, int] = MappingProxyType({})
+    sent_bytes: Mapping[str, int] = MappingProxyType({})
 
     @property
     def nbytes(self) -> int:
         """Size of one client's message."""
-        size = sum(self.packed.values())
+        size = sum(self.sent_bytes.values())
         for name, tensors in self.shapes.items():
             size += nbytes(tensors)
             if name == "delta":
-                size -= sum(tensors[entry].nbytes for entry in self.packed)
+                size -= sum(tensors[entry].nbytes for entry in self.sent_bytes)
         return size

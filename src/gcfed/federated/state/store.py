@@ -166,7 +166,7 @@ class ClientStores:
             self._undecided_states.append(UndecidedState(key, round_index, counts, is_new))
 
     def _decide(self) -> None:
-        """Notes which of the states that were written on a GPU count. Waits once for all."""
+        """Finds which of the states that were written on a GPU count. Waits once for all."""
         if not self._undecided_states:
             return
         undecided = self._undecided_states
@@ -179,7 +179,7 @@ class ClientStores:
                 del self._gpu_states[state.key]
 
     def finish_round(self, clients: np.ndarray, versions: Set[int]) -> None:
-        """Notes on every process the states of these versions that have been written."""
+        """Finds on every process the states of these versions that have been written."""
         self._decide()
         for name in self.names - {SENT}:
             for key in self._keys(name, clients):

@@ -156,7 +156,7 @@ class ServerConstraint(ServerPart):
         download.extra["fedgc"] = {name: now - previous[name] for name, now in start.items()}
         if first or (len(round.cohort) == round.num_clients and not self.may_miss):
             # zeros, or the difference of two broadcasts that all clients received
-            download.packed["fedgc"] = 0
+            download.sent_bytes["fedgc"] = 0
         torch._foreach_copy_(list(previous.values()), list(start.values()))
 
     def notes(self, round: Round) -> dict[str, Params]:

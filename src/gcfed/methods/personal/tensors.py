@@ -118,7 +118,7 @@ class Withheld(ServerPart):
         self.kept = {name: params[name].shape for name in self.personal_tensors(setup)}
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        download.packed |= dict.fromkeys(self.kept, 0)  # clients know the initial values
+        download.sent_bytes |= dict.fromkeys(self.kept, 0)  # clients know the initial values
 
     def uploads(self, round: Round) -> dict[str, Params]:
         return {"delta": {name: round.start[name].new_empty(0) for name in self.kept}}

@@ -188,7 +188,7 @@ class SubspaceServer(ServerPart):
         self.coordinates = {
             name: self.space[name].project(download.model[name]) for name in self.trained_names
         }
-        download.packed |= {name: z.nbytes for name, z in self.coordinates.items()}
+        download.sent_bytes |= {name: z.nbytes for name, z in self.coordinates.items()}
 
     def uploads(self, round: Round) -> dict[str, Params]:
         return {"delta": self.coordinates}

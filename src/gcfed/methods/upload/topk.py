@@ -69,7 +69,7 @@ class TopK(ClientPart):
             delta.copy_(sent)
             residual.sub_(sent)
 
-    def packed(self, delta: Params) -> dict[str, int]:
+    def sent_bytes(self, delta: Params) -> dict[str, int]:
         sizes = {}
         for name in self.trained_names:
             like = delta[name]
