@@ -24,6 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.stopwatch import Stopwatch  # noqa: E402
+from benchmarks.workloads import by_phase, on_processors  # noqa: E402
 from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.federated.engine.round_sums import RoundSums  # noqa: E402
 from gcfed.federated.engine.server import Server  # noqa: E402
@@ -110,30 +111,12 @@ def measure(method: str, processes: int, overrides: Sequence[str]) -> list[dict[
 def run(method: str, processes: int, out: str, overrides: Sequence[str]) -> None:
     from gcfed.api import configure
 
-    layout = [f"trainer.devices={processes}"]
-    if processes == 1:
-        layout.append("trainer=cpu")
-    else:
-        layout += ["trainer=ddp", "trainer.accelerator=cpu"]
-    words = [f"algorithm={method}", f"rounds={ROUNDS}", "extras.figures=false", *layout, *overrides]
+    words = [f"algorithm={method}", f"rounds={ROUNDS}", "extras.figures=false"]
+    words += [*on_processors(processes), *overrides]
     cfg = configure(*words, folder=f"{out}_run")
     with open_dict(cfg):
         cfg.callbacks.account = {"_target_": "benchmarks.account.Account", "out": out}
     train(cfg, quiet=True)
-
-
-def table(columns: dict[str, dict[str, float]]) -> str:
-    """Markdown: microseconds by phase; the longest phases come first."""
-    phases = {phase for figures in columns.values() for phase in figures}
-    longest = sorted(phases, key=lambda phase: -max(f.get(phase, 0) for f in columns.values()))
-    lines = [
-        "| µs of processor time | " + " | ".join(columns) + " |",
-        "|---" * (len(columns) + 1) + "|",
-    ]
-    for phase in longest:
-        cells = [f"{1e6 * figures.get(phase, 0):,.0f}" for figures in columns.values()]
-        lines.append(f"| {phase} | {' | '.join(cells)} |")
-    return "\n".join(lines)
 
 
 def main() -> None:
@@ -149,7 +132,7 @@ def main() -> None:
         for method in ("fedavg", "gcfed"):
             for rank, figures in enumerate(measure(method, processes, overrides)):
                 columns[f"{method}, {rank + 1} of {processes}"] = figures
-    print(table(columns))
+    print(by_phase("µs of processor time", 1e6, 0, columns))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "src")]
 import torch  # noqa: E402
 from lightning.pytorch import Callback, LightningModule, Trainer  # noqa: E402
 
+from benchmarks.workloads import on_processors  # noqa: E402
 from gcfed.api import configure  # noqa: E402
 from gcfed.run import train  # noqa: E402
 
@@ -47,7 +48,6 @@ SMALL = (
     "client.batch_size=10",
 )
 QUIET = ("logger=none", "extras.figures=false")
-ALONE = ("trainer=cpu", "trainer.devices=1")
 
 
 class OwnMLP(torch.nn.Sequential):
@@ -114,22 +114,17 @@ class Mark(Callback):
         Path(self.folder, f"{trainer.global_rank}.json").write_text(json.dumps(numbers))
 
 
-def layout(processes: int) -> tuple[str, ...]:
-    """The overrides for a number of processes."""
-    if processes == 1:
-        return ALONE
-    return ("trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}")
-
-
 def models(*overrides: str, processes: int = 1) -> tuple[float, float]:
     """The peaks before the first round and in all, in models; the most of a run's processes."""
     marked = "+callbacks.mark._target_=benchmarks.memory.Mark"
     with tempfile.TemporaryDirectory() as folder:
         # what is imported late belongs to no model
-        train(configure("rounds=1", *ALONE, *QUIET, folder=f"{folder}/first"), quiet=True)
+        train(
+            configure("rounds=1", *on_processors(1), *QUIET, folder=f"{folder}/first"), quiet=True
+        )
         start = anonymous_bytes()
         words = [*SMALL, *overrides, marked, f"+callbacks.mark.folder={folder}"]
-        words += [*layout(processes), *QUIET]
+        words += [*on_processors(processes), *QUIET]
         train(configure(*words, folder=f"{folder}/run"), quiet=True)
         peaks = []
         for file in Path(folder).glob("*.json"):

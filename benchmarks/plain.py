@@ -5,7 +5,7 @@ products.
 import copy
 import time
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 
 import torch
 import torch.nn.functional as F
@@ -32,7 +32,7 @@ def plain_seconds(
     data: FederatedDataModule,
     plans: list[BatchPlan],
     optimizer: Callable[..., Optimizer],
-    autocast: Callable[[], AbstractContextManager] = nullcontext,
+    autocast: Callable[[], AbstractContextManager],
 ) -> float:
     """Seconds of one model trained on these batches: index, crop and flip, forward, backward, step,
     nothing else.

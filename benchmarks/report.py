@@ -11,12 +11,11 @@ from pathlib import Path
 
 import numpy as np
 import yaml
-from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
 from gcfed.folders.folder import find_runs
 from gcfed.reporting import write_report
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.compose import composed
 
 METHODS = (
     "fedavg none",
@@ -36,17 +35,11 @@ COLUMNS = (
 def write_runs(folder: Path, runs: int, rounds: int) -> None:
     """Seven methods, three seeds, and as many values of α as needed; some runs are unfinished."""
     configs = []
-    with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
-        for method in METHODS:
-            algorithm, gc = method.split()
-            overrides = [
-                f"algorithm={algorithm}",
-                f"gc={gc}",
-                f"rounds={rounds}",
-                "paths.output_dir=x",
-            ]
-            cfg = compose("train", overrides=["experiment=cifar10_cnn_gcfed", *overrides])
-            configs.append(OmegaConf.to_container(cfg, resolve=True))
+    for method in METHODS:
+        algorithm, gc = method.split()
+        overrides = [f"algorithm={algorithm}", f"gc={gc}", f"rounds={rounds}"]
+        cfg = composed(["experiment=cifar10_cnn_gcfed", *overrides, "paths.output_dir=x"])
+        configs.append(OmegaConf.to_container(cfg, resolve=True))
     rng = np.random.default_rng(0)
     for i in range(runs):
         mine = copy.deepcopy(configs[i % 7])

@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
-from benchmarks.workloads import WORKLOADS  # noqa: E402
+from benchmarks.workloads import WORKLOADS, by_phase, on_processors  # noqa: E402
 from gcfed.utils.machine import cores  # noqa: E402
 
 
@@ -50,9 +50,7 @@ def sit(
     else:
         processes, threads = map(int, layout.split("x"))
         environment["OMP_NUM_THREADS"] = str(processes * threads)
-        trainer = ["trainer=cpu", "trainer.devices=1"]
-        if processes > 1:
-            trainer = ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"]
+        trainer = on_processors(processes)
     command = [
         sys.executable,
         "-m",
@@ -103,26 +101,6 @@ def table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def breakdown(results: list[dict[str, Any]]) -> str:
-    """Markdown: the milliseconds of one round of GC-Fed by part, in rank 0."""
-    parts = {r["layout"]: r["gcfed"]["parts_s"] for r in results}
-    names = sorted(
-        {n for p in parts.values() for n in p},
-        key=lambda n: -max(p.get(n, 0) for p in parts.values()),
-    )
-    lines = [
-        "| a round of GC-Fed, ms | " + " | ".join(parts) + " |",
-        "|---" * (len(parts) + 1) + "|",
-    ]
-    for name in names:
-        lines.append(
-            f"| {name} | "
-            + " | ".join(f"{1e3 * p.get(name, 0):,.1f}" for p in parts.values())
-            + " |"
-        )
-    return "\n".join(lines)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -169,7 +147,9 @@ def main() -> None:
         text += (
             f"{r['before_first_round_s']:.1f} s and is over after {r['first_round_done_s']:.1f} s\n"
         )
-    text += "" if workload.populations else "\n" + breakdown(results) + "\n"
+    if not workload.populations:
+        parts = {r["layout"]: r["gcfed"]["parts_s"] for r in results}
+        text += "\n" + by_phase("a round of GC-Fed in rank 0, ms", 1e3, 1, parts) + "\n"
     (folder / "table.md").write_text(text)
     (folder / "figures.json").write_text(json.dumps(results, indent=1))
     print(text + f"\n{folder}")

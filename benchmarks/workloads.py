@@ -1,5 +1,6 @@
 """The timed workloads: experiments of ``configs/`` on synthetic data of the real shapes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -172,24 +173,46 @@ def drawn(num_classes: int, shape: list[int], num_train: int, num_test: int) -> 
         )
 
 
+def on_processors(processes: int) -> list[str]:
+    """The overrides for so many processes, each on a processor."""
+    if processes == 1:
+        return ["trainer=cpu", "trainer.devices=1"]
+    return ["trainer=ddp", "trainer.accelerator=cpu", f"trainer.devices={processes}"]
+
+
+def by_phase(
+    title: str, scale: float, digits: int, columns: Mapping[str, Mapping[str, float]]
+) -> str:
+    """Markdown: the seconds of each phase times ``scale``; the longest phases come first."""
+    phases = {phase for seconds in columns.values() for phase in seconds}
+    longest = sorted(phases, key=lambda phase: -max(s.get(phase, 0) for s in columns.values()))
+    lines = [f"| {title} | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
+    for phase in longest:
+        cells = [f"{scale * s.get(phase, 0):,.{digits}f}" for s in columns.values()]
+        lines.append(f"| {phase} | {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
 def compose_workload(name: str, *overrides: str, clients: int | None = None) -> DictConfig:
     """The training config of a workload on synthetic data."""
     workload = WORKLOADS[name]
     more = () if clients is None else (f"participation.num_clients={clients}",)
     with initialize_config_dir(str(ROOT / "configs"), version_base="1.3"):
         cfg = compose("train", [*workload.overrides, *more, *overrides])
-    if workload.num_test is not None:
+    if workload.num_test is None:
+        return cfg
+    sizes = {
+        "num_classes": cfg.data.num_classes,
+        "shape": cfg.data.input_shape,
+        "num_test": workload.num_test,
+    }
+    if workload.num_train:
+        own = {"_target_": "benchmarks.workloads.drawn", "num_train": workload.num_train}
+    else:
         own = {
             "_target_": f"{synthetic.__module__}.synthetic",
             "num_train": 10 * (clients or 1_000),
         }
-        if workload.num_train:
-            own = {"_target_": "benchmarks.workloads.drawn", "num_train": workload.num_train}
-        sizes = {
-            "num_classes": cfg.data.num_classes,
-            "shape": cfg.data.input_shape,
-            "num_test": workload.num_test,
-        }
-        with open_dict(cfg):
-            cfg.data.dataset = {"_partial_": True, **own, **sizes}
+    with open_dict(cfg):
+        cfg.data.dataset = {"_partial_": True, **own, **sizes}
     return cfg
