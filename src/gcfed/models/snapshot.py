@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 import sys
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
 from functools import partial
 from types import CellType, FunctionType, MethodType, SimpleNamespace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -53,7 +52,7 @@ class Snapshot:
     """
 
     def __init__(self, *roots: object, attributes_only: bool = False) -> None:
-        self._states: list[_State] = []
+        self._undo: list[Callable[[], object]] = []  # brings one object back
         self._seen: dict[int, Any] = {}  # keeps all objects alive, so that no id is used twice
         self._attributes_only = attributes_only
         tensors: list[Tensor] = []
@@ -76,18 +75,18 @@ class Snapshot:
 
     def restore(self) -> None:
         """Brings all of this back."""
-        for state in self._states:
-            state.restore()
+        for undo in self._undo:
+            undo()
 
     def _record(self, thing: Any) -> Iterable[Any]:
         """Notes the state of an object. Returns the objects that it refers to."""
         if isinstance(thing, Tensor):
             return self._record_tensor(thing)
         if isinstance(thing, np.ndarray):
-            self._states.append(_Array(thing, thing.copy()))
+            self._undo.append(partial(_restore_array, thing, thing.copy()))
             return ()
         if isinstance(thing, GENERATORS):
-            self._states.append(_Generator(thing, _state_of(thing)))
+            self._undo.append(_undo_of(thing))
             return ()
         if isinstance(thing, CONTAINERS) and type(thing).__module__ in ("builtins", "collections"):
             return self._record_container(thing)
@@ -102,23 +101,24 @@ class Snapshot:
     def _record_tensor(self, t: Tensor) -> Iterable[Any]:
         if is_lazy(t):
             return ()
-        self._states.append(_TensorState.of(t))
+        self._undo.append(_undo_of_tensor(t))
         hooks = [getattr(t, kind) for kind in HOOKS] if t.is_leaf else []
         return [vars(t), *hooks]
 
     def _record_container(self, container: Any) -> Iterable[Any]:
         if isinstance(container, dict):
-            self._states.append(_Dict(container, dict(container)))
+            self._undo.append(partial(_restore_dict, container, dict(container)))
             return container.values()
         items = list(container)
-        self._states.append(_Items(container, items))
+        self._undo.append(partial(_restore_items, container, items))
         return items
 
     def _record_module(self, module: nn.Module) -> Iterable[Any]:
         is_lazy_module = isinstance(module, LazyModuleMixin) and module.has_uninitialized_params()
         is_script = isinstance(module, torch.jit.ScriptModule)
         if (is_lazy_module or is_script) and not self._attributes_only:
-            self._states.append(_Mode(module, module.training))
+            # its other attributes cannot be replaced
+            self._undo.append(partial(setattr, module, "training", module.training))
         if is_lazy_module:
             return ()
         if is_script:
@@ -136,14 +136,14 @@ class Snapshot:
 
     def _record_attributes(self, thing: Any, kept: Collection[str] = ()) -> Iterable[Any]:
         attributes = vars(thing)
-        self._states.append(_Dict(attributes, dict(attributes), kept))
+        self._undo.append(partial(_restore_dict, attributes, dict(attributes), kept))
         return [type(thing), *attributes.values()]
 
     def _record_class(self, cls: type) -> Iterable[Any]:
         if _is_of_a_library(cls.__module__):
             return ()
         attributes = {name: value for name, value in vars(cls).items() if not name.startswith("__")}
-        self._states.append(_Class(cls, attributes))
+        self._undo.append(partial(_restore_class, cls, attributes))
         functions = [value for value in vars(cls).values() if isinstance(value, FunctionType)]
         return [*cls.__bases__, *attributes.values(), *functions]
 
@@ -170,143 +170,75 @@ class Snapshot:
             content = cell.cell_contents
         except ValueError:  # not assigned yet
             return ()
-        self._states.append(_Cell(cell, content))
+        self._undo.append(partial(setattr, cell, "cell_contents", content))
         return [content]
 
 
-class _State(Protocol):
-    """The state of one object."""
-
-    def restore(self) -> None: ...
-
-
-@dataclass
-class _Dict:
-    """A dictionary, or the attributes of an object; ``kept`` keys stay as they are."""
-
-    owner: dict[Any, Any]
-    items: dict[Any, Any]
-    kept: Collection[str] = ()
-
-    def restore(self) -> None:
-        kept = {key: self.owner[key] for key in self.kept if key in self.owner}
-        self.owner.clear()
-        self.owner.update(self.items | kept)
+def _restore_dict(
+    owner: dict[Any, Any], items: dict[Any, Any], names: Collection[str] = ()
+) -> None:
+    """A dictionary, or the attributes of an object. Attributes of these names stay as they are."""
+    kept = {name: owner[name] for name in names if name in owner}
+    owner.clear()
+    owner.update(items | kept)
 
 
-@dataclass
-class _Items:
+def _restore_items(owner: Any, items: list[Any]) -> None:
     """A list, a set or a deque."""
-
-    owner: Any
-    items: list[Any]
-
-    def restore(self) -> None:
-        self.owner.clear()
-        add = self.owner.update if isinstance(self.owner, set) else self.owner.extend
-        add(self.items)
+    owner.clear()
+    add = owner.update if isinstance(owner, set) else owner.extend
+    add(items)
 
 
-@dataclass
-class _Class:
+def _restore_class(owner: type, attributes: Mapping[str, Any]) -> None:
     """The attributes of a user's class, without its special methods."""
-
-    owner: type
-    attributes: Mapping[str, Any]
-
-    def restore(self) -> None:
-        now = dict(vars(self.owner))
-        for name in now.keys() - self.attributes.keys():
-            if not name.startswith("__"):
-                delattr(self.owner, name)
-        for name, value in self.attributes.items():
-            if now.get(name) is not value:
-                setattr(self.owner, name, value)
+    now = dict(vars(owner))
+    for name in now.keys() - attributes.keys():
+        if not name.startswith("__"):
+            delattr(owner, name)
+    for name, value in attributes.items():
+        if now.get(name) is not value:
+            setattr(owner, name, value)
 
 
-@dataclass
-class _Cell:
-    """A variable of a closure."""
-
-    owner: CellType
-    content: Any
-
-    def restore(self) -> None:
-        self.owner.cell_contents = self.content
+def _restore_array(owner: np.ndarray, entries: np.ndarray) -> None:
+    if owner.flags.writeable:
+        owner[...] = entries
 
 
-@dataclass
-class _Mode:
-    """The mode of a module whose attributes cannot be replaced."""
-
-    module: nn.Module
-    training: bool
-
-    def restore(self) -> None:
-        self.module.training = self.training
+def _undo_of_tensor(t: Tensor) -> Callable[[], object]:
+    names = ("requires_grad", "grad", *HOOKS) if t.is_leaf else ()
+    memory = t.detach()  # of the tensor, without its gradient
+    fields = {name: getattr(t, name) for name in names}
+    return partial(_restore_tensor, t, memory, memory.clone(), fields)
 
 
-@dataclass
-class _Generator:
-    owner: Any
-    state: Any
-
-    def restore(self) -> None:
-        if isinstance(self.owner, np.random.Generator):
-            self.owner.bit_generator.state = self.state
-        elif isinstance(self.owner, random.Random):
-            self.owner.setstate(self.state)
-        else:
-            self.owner.set_state(self.state)
-
-
-@dataclass
-class _Array:
-    owner: np.ndarray
-    entries: np.ndarray
-
-    def restore(self) -> None:
-        if self.owner.flags.writeable:
-            self.owner[...] = self.entries
-
-
-@dataclass
-class _TensorState:
+def _restore_tensor(
+    owner: Tensor, memory: Tensor, entries: Tensor, fields: Mapping[str, Any]
+) -> None:
     """A tensor: its memory and entries, and those of its fields that a pass may set."""
+    if owner.layout != torch.strided:
+        owner.data = entries.clone()
+    elif not _have_same_memory(owner, memory):
+        owner.data = memory
+    if not have_same_bits(memory, entries):  # a change of .data counts no version
+        memory.copy_(entries)
+    for name, value in fields.items():
+        if getattr(owner, name) is not value:
+            setattr(owner, name, value)
 
-    owner: Tensor
-    memory: Tensor  # of the owner, without its gradient
-    entries: Tensor
-    fields: dict[str, Any]
 
-    @classmethod
-    def of(cls, t: Tensor) -> _TensorState:
-        names = ("requires_grad", "grad", *HOOKS) if t.is_leaf else ()
-        memory = t.detach()
-        return cls(t, memory, memory.clone(), {name: getattr(t, name) for name in names})
-
-    def restore(self) -> None:
-        if self.owner.layout != torch.strided:
-            self.owner.data = self.entries.clone()
-        elif not _have_same_memory(self.owner, self.memory):
-            self.owner.data = self.memory
-        if not have_same_bits(self.memory, self.entries):  # a change of .data counts no version
-            self.memory.copy_(self.entries)
-        for name, value in self.fields.items():
-            if getattr(self.owner, name) is not value:
-                setattr(self.owner, name, value)
+def _undo_of(generator: Any) -> Callable[[], object]:
+    if isinstance(generator, np.random.Generator):
+        bits = generator.bit_generator
+        return partial(setattr, bits, "state", deepcopy(bits.state))
+    if isinstance(generator, random.Random):
+        return partial(generator.setstate, generator.getstate())
+    return partial(generator.set_state, generator.get_state())
 
 
 def _is_of_a_library(module: str | None) -> bool:
     return (module or "builtins").split(".")[0] in LIBRARIES
-
-
-def _state_of(generator: Any) -> Any:
-    if isinstance(generator, np.random.Generator):
-        return deepcopy(generator.bit_generator.state)
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    return generator.get_state()
 
 
 def _have_same_memory(one: Tensor, other: Tensor) -> bool:
