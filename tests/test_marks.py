@@ -16,7 +16,7 @@ from torch import nn
 from users_plain import composed, fresh
 
 from gcfed.assemble import assemble
-from gcfed.federated.network.probe import probe
+from gcfed.federated.network.probing.probe import probe
 from gcfed.models.order import forward_order
 from gcfed.models.own import fitted
 from gcfed.models.unchanged import hand_copies

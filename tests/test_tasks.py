@@ -26,7 +26,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.probe import probe
+from gcfed.federated.network.probing.probe import probe
 from gcfed.folders.identity import identity
 from gcfed.methods.objective.fedlc import FedLC
 from gcfed.methods.objective.fedmlb import FedMLB

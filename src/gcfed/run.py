@@ -37,7 +37,7 @@ from gcfed.checkpoints.reading import (
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.probe import set_traits
+from gcfed.federated.network.probing.probe import set_traits
 from gcfed.federated.parallel.strategy import trains_on_cpu
 from gcfed.folders.failure import failure_recorded, headline
 from gcfed.folders.folder import CHECKPOINT, METRICS

@@ -11,9 +11,9 @@ from conftest import refuses
 from safetensors.torch import save
 from torch import nn
 
-from gcfed.federated.network import closeness, stackable
 from gcfed.federated.network.lent_network import LentNetwork, Traits, broadcast_state
-from gcfed.federated.network.probe import probe
+from gcfed.federated.network.probing import closeness, stackable
+from gcfed.federated.network.probing.probe import probe
 from gcfed.federated.network.stack import ClientStack
 from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION

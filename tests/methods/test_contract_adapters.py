@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._pytree import tree_map
 
 from gcfed.assemble import build_module
-from gcfed.federated.network.probe import probe
+from gcfed.federated.network.probing.probe import probe
 from gcfed.models.transformers import ViT
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
@@ -140,7 +140,7 @@ def test_adapters_of_a_transformer_give_the_same_uploads_in_every_setting(
     config, tmp_path, monkeypatch, algorithm
 ):
     """Nothing but adapters and ``modules_to_save`` changes."""
-    monkeypatch.setattr("gcfed.federated.network.probe.probe", probed_once)
+    monkeypatch.setattr("gcfed.federated.network.probing.probe.probe", probed_once)
     words = [*TRANSFORMER, *BITS * (algorithm not in EXACT), *FEW_INNER_STEPS.get(algorithm, [])]
     cfg = config(f"algorithm={algorithm}", "gc=gcfed", *words, folder=tmp_path)
     cfg.callbacks = {}

@@ -25,7 +25,7 @@ from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.probe import set_traits
+from gcfed.federated.network.probing.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup, Transport
 from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts

@@ -202,8 +202,8 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     floating-point buffers.
 
     Frozen parameters, integers and masks of −∞ are constants. If a forward pass changes one, the
-    probe finds it (:mod:`gcfed.federated.network.probe`). A buffer with ``persistent=False``
-    starts again each round.
+    probe finds it (:mod:`gcfed.federated.network.probing.probe`). A buffer with
+    ``persistent=False`` starts again each round.
     """
     saved = net.state_dict()
     names = [name for name, p in net.named_parameters() if p.requires_grad]

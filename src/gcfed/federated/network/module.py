@@ -105,7 +105,7 @@ class FederatedModule(LightningModule):
         return self.lent_network.traits
 
     def adopt(self, traits: Traits) -> None:
-        """Prepares for what :mod:`gcfed.federated.network.probe` has found about the network."""
+        """Prepares for the traits that the probe has found (``network/probing/probe.py``)."""
         self.travels = tuple(dict.fromkeys((*self.travels, *traits.averaged)))
         if traits.contiguous:
             self.memory_format = torch.contiguous_format

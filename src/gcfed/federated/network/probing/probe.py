@@ -1,8 +1,9 @@
 """Passes a few samples through a network before the first round, to find out how the engine must
 treat it.
 
-The passes (:mod:`~gcfed.federated.network.passes`) determine the network's :class:`Traits`. They
-may also end in warnings, or in an error if no federated run can train the network correctly.
+The passes (:mod:`~gcfed.federated.network.probing.passes`) determine the network's
+:class:`Traits`. They may also end in warnings, or in an error if no federated run can train the
+network correctly.
 """
 
 import logging
@@ -15,13 +16,19 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.closeness import is_close
-from gcfed.federated.network.hidden_state import HiddenState
 from gcfed.federated.network.lent_network import Traits
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.passes import Pass, Passes
-from gcfed.federated.network.stackable import StackCheck
-from gcfed.federated.network.untrainable import TrainingCheck, few
+from gcfed.federated.network.probing.closeness import is_close
+from gcfed.federated.network.probing.hidden_state import HiddenState
+from gcfed.federated.network.probing.passes import Pass, Passes
+from gcfed.federated.network.probing.stackable import (
+    differs_in_stacks,
+    differs_on_other_tensors,
+    draws_for_all,
+    refuse_shared_memory,
+    samples_interact,
+)
+from gcfed.federated.network.probing.untrainable import averaged_constants, few, refuse_untrainable
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import (
     cannot_stack,
@@ -95,9 +102,7 @@ class _Probe:
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
         self.net = passes.net
-        self.training = TrainingCheck(passes)
         self.hidden = HiddenState(passes)
-        self.stacks = StackCheck(passes)
 
     def traits(self, stack: int | str) -> Traits:
         passes = self.passes
@@ -105,8 +110,8 @@ class _Probe:
         if passes.task.has_classes:
             passes.y = spread_labels(passes.y, first.out.shape[-1])
         self.warn_of_unregistered()
-        self.training.refuse(first)
-        averaged = self.training.averaged_constants(first)
+        refuse_untrainable(passes, first)
+        averaged = averaged_constants(passes, first)
         why_single_fails = self.why_single_fails()
         why_not_functional = ""
         why_alone = cannot_stack(self.net)
@@ -217,18 +222,18 @@ class _Probe:
             Why a client's numbers differ in a call on other tensors, and why clients cannot train
             in one stack; empty if they do not and can.
         """
-        stacks = self.stacks
+        passes = self.passes
         copies: Any = nullcontext()
-        if self.passes.edits_input:
+        if passes.edits_input:
             copies = self.net.register_forward_pre_hook(hand_copies)
         with copies:
-            why_not_functional = stacks.on_other_tensors()
-            stacked = stacks.draws_for_all() if alone else stacks.in_stacks(averaged)
+            why_not_functional = differs_on_other_tensors(passes)
+            stacked = draws_for_all(passes) if alone else differs_in_stacks(passes, averaged)
             if not hidden:
-                stacks.refuse_shared_memory()
+                refuse_shared_memory(passes)
             return (
                 why_not_functional,
-                hidden or why_not_functional or stacks.samples_interact() or stacked,
+                hidden or why_not_functional or samples_interact(passes) or stacked,
             )
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gcfed.federated.network.closeness import are_equal
 from gcfed.federated.network.lent_network import LentNetwork, make_contiguous
+from gcfed.federated.network.probing.closeness import are_equal
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import leaves
 from gcfed.models.own import reason

@@ -4,9 +4,9 @@ import logging
 
 from torch import Tensor
 
-from gcfed.federated.network.closeness import is_close
-from gcfed.federated.network.passes import Pass, Passes
-from gcfed.federated.network.untrainable import few
+from gcfed.federated.network.probing.closeness import is_close
+from gcfed.federated.network.probing.passes import Pass, Passes
+from gcfed.federated.network.probing.untrainable import few
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.snapshot import GENERATORS
 from gcfed.models.unchanged import attributes

@@ -1,0 +1,1 @@
+"""Finds out before the first round how the engine must treat a network."""
