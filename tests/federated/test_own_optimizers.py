@@ -172,7 +172,7 @@ def test_only_steps_that_keep_no_number_in_python_are_recorded(monkeypatch, make
     """A recorded step would repeat the number."""
     monkeypatch.setattr("gcfed.federated.training.memory.can_record", lambda *_: True)
     monkeypatch.setattr("torch.cuda.current_stream", lambda _: SimpleNamespace(cuda_stream=0))
-    monkeypatch.setattr("gcfed.federated.training.memory.Graph", object)
+    monkeypatch.setattr("gcfed.federated.training.memory.Recorder", object)
     module = SimpleNamespace(net=make_net(), device=torch.device("cuda"))
     solver = LocalSolver(make, epochs=1, batch_size=4)
     assert (TrainingMemory(module, None, solver).recorder() is not None) == is_recorded

@@ -8,9 +8,7 @@ from typing import Literal
 import numpy as np
 
 from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
-from gcfed.federated.parts import Setup
-from gcfed.federated.protocol.messages import Params, Upload
-from gcfed.federated.protocol.rounds import Round
+from gcfed.federated.parts import Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 

@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.parts import Setup
-from gcfed.federated.protocol.messages import Download
-from gcfed.federated.protocol.rounds import Received, Round
+from gcfed.federated.parts import Download, Received, Round, Setup
 from gcfed.methods.requirements import class_logits
 from gcfed.metrics.base import RoundTable, ServerMetric
 from gcfed.utils.checked import checked

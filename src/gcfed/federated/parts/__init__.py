@@ -19,7 +19,7 @@ from gcfed.federated.parts.method import (
 from gcfed.federated.parts.part import FACTS, Aggregator, Need, Order, Part, Setup
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.parts.transport import Transport
-from gcfed.federated.protocol.messages import Download, Params, Upload
+from gcfed.federated.protocol.messages import Download, Levels, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.client_states import ClientStates, EditedState, KeptState, like_trained
 from gcfed.federated.state.store import ClientStores
@@ -36,6 +36,7 @@ __all__ = [
     "Download",
     "EditedState",
     "KeptState",
+    "Levels",
     "Method",
     "Need",
     "Order",

@@ -27,7 +27,7 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.local_training import LocalTraining, RecordedTraining, StackStart
-from gcfed.federated.training.recorder import Graph, Recordable, Recorder, can_record
+from gcfed.federated.training.recorder import Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import may_draw
 from gcfed.optim.partial import is_recordable, probe_optimizer, starts_at_zero
@@ -103,7 +103,7 @@ class TrainingMemory:
             return None
         stream = torch.cuda.current_stream(device).cuda_stream
         if stream not in self._recorders:
-            self._recorders[stream] = Graph()
+            self._recorders[stream] = Recorder()
         return self._recorders[stream]
 
     def _recorded_plan(self, plan: BatchPlan, recordable: Recordable) -> BatchPlan:

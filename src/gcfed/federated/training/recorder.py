@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable
 from contextlib import ExitStack
-from typing import Literal, Protocol
+from typing import Literal
 
 import torch
 from torch import nn
@@ -24,13 +24,6 @@ Step = Callable[[], object]
 Recordable = Literal["", "stack", "run"]
 
 
-class Recorder(Protocol):
-    """Records steps that share memory, on one stream."""
-
-    def record(self, step: Step) -> Step:
-        """Runs the step once, and returns a function that runs it again on the same memory."""
-
-
 def can_record(net: nn.Module, device: torch.device) -> bool:
     """Whether a CUDA graph can record this network's steps on the present stream."""
     if device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
@@ -38,14 +31,17 @@ def can_record(net: nn.Module, device: torch.device) -> bool:
     return torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
 
 
-class Graph(Recorder):
-    """Records steps as CUDA graphs. The stream must not be the default one."""
+class Recorder:
+    """Records steps as CUDA graphs that share memory, on one stream, which must not be the default
+    one.
+    """
 
     def __init__(self) -> None:
         self._pool = torch.cuda.graph_pool_handle()
         self._last: torch.cuda.CUDAGraph | None = None  # keeps the pool alive
 
     def record(self, step: Step) -> Step:
+        """Runs the step once, and returns a function that runs it again on the same memory."""
         # ``torch.cuda.graph`` would wait for the device and empty its cache
         graph = torch.cuda.CUDAGraph()
         with ExitStack() as after:

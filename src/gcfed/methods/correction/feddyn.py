@@ -19,15 +19,16 @@ import torch
 from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
+    Download,
     KeptState,
     Method,
     Params,
     Prepared,
     Received,
     ServerPart,
+    Upload,
     like_trained,
 )
-from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked

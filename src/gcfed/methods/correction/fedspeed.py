@@ -19,8 +19,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.parts import ClientStates, Method, Params, ServerPart
-from gcfed.federated.protocol.messages import Download, Upload
+from gcfed.federated.parts import ClientStates, Download, Method, Params, ServerPart, Upload
 from gcfed.methods.correction.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked

@@ -19,16 +19,18 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     ClientStates,
+    Download,
     KeptState,
     Method,
     Params,
     Prepared,
+    Received,
+    Round,
     ServerPart,
     Setup,
+    Upload,
     like_trained,
 )
-from gcfed.federated.protocol.messages import Download, Upload
-from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
 from gcfed.utils.checked import checked

@@ -14,13 +14,14 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     ClientStates,
+    Download,
     Method,
     Params,
     Received,
     Round,
     ServerPart,
+    Upload,
 )
-from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.requirements import local_sgd, mean_aggregator
 from gcfed.utils.checked import PositiveShare, checked
 from gcfed.utils.device import on_device

@@ -21,22 +21,24 @@ import torch
 from torch import Tensor
 from torch.func import grad, vmap
 
-from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import (
     ClientPart,
+    ClientStack,
     ClientStates,
+    Download,
     KeptState,
     Method,
     Params,
     Prepared,
+    Received,
+    Round,
     ServerPart,
     Setup,
+    Upload,
     like_trained,
     per_client,
 )
-from gcfed.federated.protocol.messages import Download, Upload
-from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.methods.requirements import full_uploads, functional_network, mean_aggregator
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating

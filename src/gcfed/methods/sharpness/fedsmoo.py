@@ -20,14 +20,15 @@ from gcfed.federated.parts import (
     Batch,
     ClientStack,
     ClientStates,
+    Download,
     KeptState,
     Method,
     Params,
     Prepared,
     Received,
+    Upload,
     like_trained,
 )
-from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.correction.scaffold import MeanVariate
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import full_uploads

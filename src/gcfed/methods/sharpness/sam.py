@@ -23,13 +23,14 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStack,
     ClientStates,
+    Download,
     KeptState,
     Order,
     Params,
     Prepared,
+    Upload,
     like_trained,
 )
-from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.methods.estimates import along
 from gcfed.utils.checked import PositiveShare, SettingError, Weight, checked
 

@@ -19,6 +19,7 @@ from torch import Tensor
 from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
+    Download,
     Method,
     Order,
     Params,
@@ -26,10 +27,10 @@ from gcfed.federated.parts import (
     Round,
     ServerPart,
     Setup,
+    Upload,
     client_norms,
     per_client,
 )
-from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.utils.checked import Positive, Share, checked
 
 

@@ -13,8 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.parts import ClientPart, ClientStates, Download, Order, Params, Upload
-from gcfed.federated.protocol.messages import Levels
+from gcfed.federated.parts import ClientPart, ClientStates, Download, Levels, Order, Params, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.rng import torch_seed
 
