@@ -1,6 +1,7 @@
 """The order of stacks' operations on the streams of a GPU. The streams here only record it."""
 
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.layout import Layout
 from gcfed.federated.engine.simulation import Simulation
+from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
 from gcfed.run import train
@@ -79,3 +81,32 @@ def test_stacks_train_concurrently_and_are_received_one_after_another(config, be
     assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(
         before["aggregate"]
     )
+
+
+def memory_on_gpu(module, data, solver):
+    """A memory of steps whose network seems to be on a GPU."""
+    on_gpu = SimpleNamespace(
+        net=module.net,
+        task=module.task,
+        lent_network=module.lent_network,
+        device=torch.device("cuda"),
+    )
+    return TrainingMemory(on_gpu, data, solver)
+
+
+def test_two_streams_never_share_the_memory_of_steps(config, before, monkeypatch):
+    """Steps are not recorded here, and the model is small."""
+    monkeypatch.setattr(Simulation, "layout", Layout(1, torch.device("cuda"), 2))
+    monkeypatch.setattr("gcfed.federated.engine.client.TrainingMemory", memory_on_gpu)
+    plain = LocalSolver.train
+    trained = []
+
+    def train_on_stream(solver, steps, *args):
+        trained.append((steps, before.stream))
+        return plain(solver, steps, *args)
+
+    monkeypatch.setattr(LocalSolver, "train", train_on_stream)
+    train(config("rounds=1", "participation.per_round=4", "client.graphs=false"))
+    assert len({stream for _, stream in trained}) == 2
+    for steps, stream in trained:
+        assert all(other is stream for same, other in trained if same is steps)

@@ -52,7 +52,7 @@ class TrainingMemory:
         # A recorded step reads a changing η_l from a tensor, as only fused kernels can.
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
-        self._is_small = False  # whether memory is reused on a CPU
+        self._reuses_unrecorded = False  # known in a round
         self._recorders: dict[int, Recorder] = {}  # by stream
         # what a next stack can restart, by recorder; None: not recorded
         self._reusable: defaultdict[Recorder | None, dict[Shape, LocalTraining]]
@@ -61,7 +61,9 @@ class TrainingMemory:
     def begin_round(self, model: Params) -> None:
         """Forgets what is reused within a round only."""
         self._reusable.pop(None, None)
-        self._is_small = sum(t.numel() for t in model.values()) <= SMALL
+        is_small = sum(t.numel() for t in model.values()) <= SMALL
+        # The streams of a GPU train at the same time, so their stacks need memory of their own.
+        self._reuses_unrecorded = is_small and self.module.device.type == "cpu"
 
     def clear(self) -> None:
         """Frees all memory."""
@@ -80,7 +82,7 @@ class TrainingMemory:
         recorder = self.recorder() if recordable else None
         if recorder is not None:
             start = replace(start, plan=self._recorded_plan(start.plan, recordable))
-        is_kept = recorder is not None or self._is_small
+        is_kept = recorder is not None or self._reuses_unrecorded
         if not (is_kept and recordable == "run" and self._can_restart):
             return self._new(start, reads, recorder)
         reusable = self._reusable[recorder]
