@@ -3,9 +3,11 @@
 from typing import ClassVar
 
 import numpy as np
+import pytest
 import torch
 from harness import Spy, make_net, sgd, train_rounds
 
+from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.parts import ClientPart, KeptState, Order, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.correction.scaffold import Scaffold
@@ -14,7 +16,8 @@ from gcfed.methods.correction.scaffold import Scaffold
 class Rehearses(Spy):
     """Rehearses each round, first with its cohort, then with all clients.
 
-    Compares the cohort's uploads with these.
+    Compares the cohort's uploads with these. Another solver trains all clients twice: dealt to the
+    processes, and on this process.
     """
 
     order = Order.MEASURES
@@ -26,7 +29,7 @@ class Rehearses(Spy):
 
     def validate(self, setup):
         self.transport = setup.transport
-        self.solver = sgd(steps=1)
+        self.solver = sgd(epochs=3)
 
     def on_broadcast(self, download, round):
         everybody = np.arange(round.num_clients)
@@ -36,8 +39,19 @@ class Rehearses(Spy):
         assert sorted(k for stack in self.rehearsed for k in stack) == round.cohort.tolist()
         asked = [u.clients for u in self.transport.rehearse(download, everybody)]
         assert sorted(np.concatenate(asked)) == everybody.tolist()
-        (at_once,) = self.transport.rehearse(download, everybody, self.solver, here=True)
-        assert at_once.num_steps.tolist() == [1] * len(everybody)
+        dealt, here = (self.deltas(download, everybody, here=here) for here in (False, True))
+        assert sorted(here) == everybody.tolist()
+        assert all(torch.equal(here[client], delta) for client, delta in dealt.items())
+
+    def deltas(self, download, clients, *, here):
+        """Δ of each client, in one vector."""
+        deltas = {}
+        for upload in self.transport.rehearse(download, clients, self.solver, here=here):
+            planned = self.solver.num_steps(upload.num_samples)
+            assert upload.num_steps.tolist() == planned.tolist()
+            for row, client in enumerate(upload.clients.tolist()):
+                deltas[client] = torch.cat([t[row].flatten() for t in upload.delta.values()])
+        return deltas
 
     def prepare(self, stack, own, download):
         self.clients.append(len(stack))
@@ -62,6 +76,41 @@ class Keeps(ClientPart):
 
     def keep(self, upload, own, download):
         self.sent += len(upload.clients)
+
+
+class Watches(Spy):
+    """Measures, and rehearses each round."""
+
+    order = Order.MEASURES
+
+    def validate(self, setup):
+        self.transport = setup.transport
+
+    def on_broadcast(self, download, round):
+        list(self.transport.rehearse(download, round.cohort))
+
+
+class WatchesSteps(Watches):
+    """Measures in each local step, which a rehearsal leaves out."""
+
+    def calibrate(self, stack, logits_KBC):
+        return logits_KBC
+
+
+@pytest.mark.parametrize(("watches", "is_one"), [(Watches, True), (WatchesSteps, False)])
+def test_a_rehearsal_uses_the_memory_of_equal_steps_only(watches, is_one, monkeypatch):
+    """A recording of other steps would call their hooks."""
+    plain = ClientProgram.train
+    memories = []
+
+    def train(program, *args, **kwargs):
+        memories.append(program.memory)
+        return plain(program, *args, **kwargs)
+
+    monkeypatch.setattr(ClientProgram, "train", train)
+    train_rounds(rounds=1, methods=[watches()])
+    rehearsed, *_, trained = memories
+    assert (rehearsed is trained) == is_one
 
 
 def test_rehearsals_equal_uploads_and_change_neither_states_nor_rows(federation, tmp_path):

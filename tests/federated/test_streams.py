@@ -5,10 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from harness import Spy, train_rounds
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.layout import Layout
 from gcfed.federated.engine.simulation import Simulation
+from gcfed.federated.parts import Order
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.metrics.updates import Drift
@@ -81,6 +83,48 @@ def test_stacks_train_concurrently_and_are_received_one_after_another(config, be
     assert {f"{what} {i}" for what in ("train", "measure", "receive") for i in (1, 2, 3, 4)} <= set(
         before["aggregate"]
     )
+
+
+class Rehearses(Spy):
+    """Rehearses a round with its cohort."""
+
+    facts = {"rehearses"}
+    order = Order.MEASURES
+
+    def __init__(self, before):
+        self.before = before
+        self.streams = set()  # on which it gets uploads
+
+    def validate(self, setup):
+        self.transport = setup.transport
+
+    def on_broadcast(self, download, round):
+        rehearsed = self.transport.rehearse(download, round.cohort)
+        for number, _ in enumerate(rehearsed, start=1):
+            self.streams.add(self.before.stream)
+            self.before.do(f"read {number}")
+
+
+def test_a_rehearsal_trains_on_the_streams_of_the_run(before, monkeypatch):
+    """There it replays the run's recordings. The round's stream gets its uploads."""
+    monkeypatch.setattr(Simulation, "layout", Layout(1, torch.device("cuda"), 2))
+    plain = LocalSolver.train
+    streams = []
+
+    def train_on_stream(solver, *args):
+        streams.append(before.stream)
+        before.do(f"train {len(streams)}")
+        return plain(solver, *args)
+
+    monkeypatch.setattr(LocalSolver, "train", train_on_stream)
+    rehearses = Rehearses(before)
+    train_rounds(rounds=1, methods=[rehearses])
+    first, second, *_ = streams
+    assert first is not second
+    assert streams == [first, second, first] * 2
+    assert rehearses.streams == {before.stream}
+    assert "train 1" in before["read 1"]
+    assert {"train 1", "read 1"} <= set(before["train 3"])  # in the memory of the first stack
 
 
 def memory_on_gpu(module, data, solver):

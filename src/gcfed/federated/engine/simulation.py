@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
@@ -54,15 +54,11 @@ class Simulation(ProgramTransport):
         expected: Expected | None = None,
         among: np.ndarray | None = None,
     ) -> Outcome:
-        layout = self.layout
-        self.program.take_download(download)
-        layout.begin_round()
-        for drawn in self.program.draw(download, self.deal(download, clients, among)):
-            with layout.stack():
-                upload = self.program.train(download, drawn, layout.in_turn)
-                with layout.in_turn():
-                    receive(upload)
-                del upload  # its memory is free while the next stack trains
+        everyone = clients if among is None else among
+        stacks = self.deal(self.program, download, clients, everyone, *rank_and_world())
+        for upload in self._uploads(self.program, download, stacks):
+            receive(upload)
+            del upload  # its memory is free while the next stack trains
         return Outcome()
 
     def rehearse(
@@ -78,27 +74,53 @@ class Simulation(ProgramTransport):
             if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
-        if solver is None:  # on a GPU it replays the recordings of the run
+        # Equal steps train in the memory of the run's; on a GPU they replay its recordings.
+        if solver is None and rehearsal.in_steps == program.in_steps:
             rehearsal.memory = program.memory
-        rehearsal.take_download(download)
-        stacks = [clients] if here else self.deal(download, clients)
-        for drawn in rehearsal.draw(download, stacks):
-            yield rehearsal.train(download, drawn, sends=False)
+        rank, world = (0, 1) if here else rank_and_world()
+        stacks = self.deal(rehearsal, download, clients, clients, rank, world)
+        yield from self._uploads(rehearsal, download, stacks, sends=False)
+
+    def _uploads(
+        self,
+        program: ClientProgram,
+        download: Download,
+        stacks: Sequence[np.ndarray],
+        sends: bool = True,
+    ) -> Iterator[Upload]:
+        """Trains one stack after another, and yields its uploads on the round's stream."""
+        layout = self.layout
+        program.take_download(download)
+        layout.begin_round()
+        for drawn in program.draw(download, stacks):
+            with layout.stack():
+                upload = program.train(download, drawn, layout.in_turn, sends)
+                with layout.in_turn():
+                    yield upload
+                del upload
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.program.reply(reply)
 
     def deal(
-        self, download: Download, clients: np.ndarray, among: np.ndarray | None = None
+        self,
+        program: ClientProgram,
+        download: Download,
+        clients: np.ndarray,
+        among: np.ndarray,
+        rank: int,
+        world: int,
     ) -> list[np.ndarray]:
-        """The ids of the clients of each stack that this process trains; ``among`` as in
-        :meth:`fit`.
+        """The ids of the clients of each stack that process ``rank`` of ``world`` trains, those
+        with most local steps first.
+
+        Args:
+            among: the clients whose work the processes share; ``clients`` are all or some of them.
         """
-        faults = self.program.faults
-        everyone = clients if among is None else among
-        work = faults.steps(self.planned(everyone), everyone, download.round, download.seed)
-        mine = assign(everyone, work, *rank_and_world())
-        if len(clients) < len(everyone):
+        planned = program.solver.num_steps(program.data.sizes(among))
+        work = program.faults.steps(planned, among, download.round, download.seed)
+        mine = assign(among, work, rank, world)
+        if len(clients) < len(among):
             mine = mine[np.isin(mine, clients)]
         size = self.layout.k
         return [mine[first : first + size] for first in range(0, len(mine), size)]
