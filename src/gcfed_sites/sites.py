@@ -200,8 +200,7 @@ class Sites(SeparateClients):
         download: Download,
         clients: np.ndarray,
         receive: Callable[[Upload], None],
-        expected: Expected | None = None,
-        among: np.ndarray | None = None,
+        expected: Expected,
     ) -> Outcome:
         """Receives the uploads of these clients as they arrive.
 
@@ -209,7 +208,6 @@ class Sites(SeparateClients):
             ConnectionError: fewer clients than ``least`` answer before the deadline; says which
                 sites failed, and why.
         """
-        assert expected is not None
         self._round = download.round
         self._done = {}
         self._hear_late_answers()

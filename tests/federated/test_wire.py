@@ -70,9 +70,9 @@ CASES = {
 class Both(BesideSimulation):
     """Sends every message over the wire, and then to the simulation's clients."""
 
-    def fit(self, download, clients, receive, expected, among=None):
+    def fit(self, download, clients, receive, expected):
         received = []
-        super().fit(download, clients, received.append, expected, among)
+        super().fit(download, clients, received.append, expected)
 
         def compare(upload):
             assert bytes_per_client(upload) == expected.nbytes
@@ -85,7 +85,7 @@ class Both(BesideSimulation):
             )
             receive(upload)
 
-        outcome = self.simulation.fit(download, clients, compare, among=among)
+        outcome = self.simulation.fit(download, clients, compare, expected)
         assert not received
         return outcome
 

@@ -87,9 +87,9 @@ class AloneAndAsBytes(BesideSimulation):
     def __init__(self, stacks, cfg, assemble):
         super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
 
-    def fit(self, download, clients, receive, expected, among=None):
+    def fit(self, download, clients, receive, expected):
         uploads = []
-        super().fit(download, clients, uploads.append, expected, among)
+        super().fit(download, clients, uploads.append, expected)
         alone = {int(upload.clients[0]): upload for upload in uploads}
 
         def compare(upload):
@@ -105,7 +105,7 @@ class AloneAndAsBytes(BesideSimulation):
             )
             receive(upload)
 
-        outcome = self.simulation.fit(download, clients, compare, among=among)
+        outcome = self.simulation.fit(download, clients, compare, expected)
         assert not alone
         return outcome
 

@@ -91,7 +91,7 @@ class Server:
             receive: Callable[[Upload], None] = partial(
                 self.receive, sums=sums, round=replace(round, download=had)
             )
-            outcome = transport.fit(had, clients, receive, sums.expected, among=round.cohort)
+            outcome = transport.fit(had, clients, receive, sums.expected)
             outcomes.append(outcome)
         missing = np.concatenate([outcome.missing for outcome in outcomes])
         return Outcome(missing, sum(outcome.num_unsent for outcome in outcomes))

@@ -52,10 +52,8 @@ class Simulation(ProgramTransport):
         clients: np.ndarray,
         receive: Callable[[Upload], None],
         expected: Expected | None = None,
-        among: np.ndarray | None = None,
     ) -> Outcome:
-        everyone = clients if among is None else among
-        stacks = self.deal(self.program, download, clients, everyone, *rank_and_world())
+        stacks = self.deal(self.program, download, clients, download.cohort, *rank_and_world())
         for upload in self._uploads(self.program, download, stacks):
             receive(upload)
             del upload  # its memory is free while the next stack trains

@@ -66,14 +66,13 @@ class ClientEnd:
         download: Download,
         clients: np.ndarray,
         send: Callable[[dict[str, Any]], None],
-        among: np.ndarray | None = None,
     ) -> None:
         """Trains these clients. Calls ``send`` with their uploads, as contents of a message."""
 
         def send_content(upload: Upload) -> None:
             send(upload_content(upload.to(torch.device("cpu"))))
 
-        self.simulation.fit(download.to(self.module.device), clients, send_content, among=among)
+        self.simulation.fit(download.to(self.module.device), clients, send_content)
 
     def reply(self, message: bytes) -> None:
         """Gives the server's reply to the clients of the last round."""
@@ -128,16 +127,13 @@ class Wire(SeparateClients):
         download: Download,
         clients: np.ndarray,
         receive: Callable[[Upload], None],
-        expected: Expected | None = None,
-        among: np.ndarray | None = None,
+        expected: Expected,
     ) -> Outcome:
-        assert expected is not None
-
         def receive_content(content: dict[str, Any]) -> None:
             upload = read_upload(unpack(pack(content)), expected)
             receive(upload.to(self.program.module.device))
 
-        self.end.fit(unpack_download(pack(vars(download))), clients, receive_content, among)
+        self.end.fit(unpack_download(pack(vars(download))), clients, receive_content)
         return Outcome()
 
     def reply(self, reply: Mapping[str, Params]) -> None:

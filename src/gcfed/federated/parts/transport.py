@@ -60,17 +60,16 @@ class Transport(Protocol):
         download: Download,
         clients: np.ndarray,
         receive: Callable[[Upload], None],
-        expected: Expected | None = None,
-        among: np.ndarray | None = None,
+        expected: Expected,
     ) -> Outcome:
-        """Lets those of the clients train that this process has.
+        """Lets those of the clients train that this process has. The processes share the work of
+        the download's cohort.
 
         Args:
+            clients: all or some of the cohort, ``[K]``.
             receive: called with the uploads of K clients at a time, in any order. Nobody else holds
                 an upload, so its memory is free when ``receive`` drops it.
             expected: the tensors of an upload. A transport to sites refuses other ones.
-            among: all clients of the round, if ``clients`` are a part of them. The processes share
-                the work of all.
         """
 
     def rehearse(
