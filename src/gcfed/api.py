@@ -216,7 +216,8 @@ def _sorted(keys: Iterable[tuple[Name, int]]) -> list[tuple[Name, int]]:
 
 
 def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.DataFrame:
-    """A row for each run below the roots, also for those that have not ended.
+    """A row for each run below the roots, also for those that have not ended. The log names the
+    folders that are left out because their files cannot be read.
 
     Columns: ``folder``; ``place`` (data, model, clients, rounds) and ``method``, as in the report;
     ``seed``; ``state`` (finished, diverged, failed or unfinished) and ``note``, its reason;
@@ -238,7 +239,11 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
         parse(measure, "measures")
-    table = frame_of(find_runs(roots or [LOGS]))
+    found = find_runs(roots or [LOGS])
+    for run in found:
+        if not run.config:
+            log.warning("Left out: %s: %s", run.folder, run.note)
+    table = frame_of(found)
     found_runs = table["run"]
     if measures is not MEASURES:
         require_measured(asked, found_runs, "measures")
@@ -247,7 +252,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     frame["note"] = [run.note for run in found_runs]
     frame["repeated"] = table["repeated"]
     frame["rounds"] = [run.rounds for run in found_runs]
-    for key in table.columns.difference([*COLUMNS, "rounds"], sort=False):
+    for key in table.columns.difference([*COLUMNS, *frame], sort=False):
         frame[key] = [run.leaves.get(key) for run in found_runs]
     for measure in asked:
         frame[measure] = pd.Series(

@@ -3,7 +3,7 @@
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.reporting.frame import frame_of
+from gcfed.reporting.frame import COLUMNS, frame_of
 
 
 def methods(*runs):
@@ -180,3 +180,17 @@ def test_attacks_and_partitions_are_settings():
         "Dirichlet 0.1, 30 rounds, Scale",
         "ByGroup, 30 rounds",
     ]
+
+
+def test_keys_with_the_names_of_columns_do_not_collide():
+    """Another program's config may have them."""
+    names = ("run", "setting", "place", "method", "repeated")
+    frame = frame_of(run_of(**dict.fromkeys(names, value)) for value in ("a", "b"))
+    assert frame["setting"].nunique() == 2
+    assert [*frame.columns[: len(COLUMNS)]] == COLUMNS
+    assert [*frame["repeated"]] == [False, False]
+
+
+def test_without_runs_the_frame_is_empty():
+    assert [*frame_of([]).columns] == COLUMNS
+    assert frame_of([]).empty

@@ -7,6 +7,7 @@ from conftest import composer
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
+from gcfed.folders.folder import SECTIONS
 from gcfed.tables import command, running, search
 
 composed = cache(composer)
@@ -23,7 +24,12 @@ def plain(overrides):
         "seed=1 rounds=1 eval_every=1 metrics={} callbacks={} client.optimizer.lr=0.01 tags.data=x"
         " tags.model=y"
     )
-    return OmegaConf.from_dotlist([*few.split(), f"paths.log_dir={plain.logs}", *overrides])
+    values = []
+    for word in [*few.split(), f"paths.log_dir={plain.logs}", *overrides]:
+        key, _, value = word.partition("=")
+        # a group, whose options are sections
+        values.append(f"{key}._target_={value}" if key in SECTIONS else word)
+    return OmegaConf.from_dotlist(values)
 
 
 def finish(folder, overrides, rounds, compose, *, rows=None, **summary):

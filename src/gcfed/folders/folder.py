@@ -3,23 +3,17 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from gcfed.folders.columns import GLOBAL_TESTS
+from gcfed.folders.columns import GLOBAL_TESTS, is_summary_number
 from gcfed.folders.identity import digest, leaves
-from gcfed.folders.reading import (
-    FEATURE_SKEW,
-    LABEL_SKEW,
-    column,
-    read_metrics,
-    read_summary,
-    read_yaml,
-)
-from gcfed.utils.refusal import MissingFile, message_of
+from gcfed.folders.reading import column, read_metrics, read_summary, read_yaml
+from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import LOGS
 
 if TYPE_CHECKING:
@@ -43,6 +37,9 @@ DIVERGED = "diverged"  # see divergence()
 FAILED = "failed"  # an error or a signal ended it
 UNFINISHED = "unfinished"  # it was killed or is running
 STATES = (FINISHED, DIVERGED, FAILED, UNFINISHED)
+#: Sections of a config that a report reads.
+SECTIONS = ("gc", "labels", "methods", "participation", "partition", "tags")
+COLUMN = r"^[^:@<>\[\]]+$"  # a column that a measure can name
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +63,7 @@ class Run:
 
     @property
     def seed(self) -> int:
-        return self.config.get("seed", 0)
+        return self.config.get("seed") or 0
 
     @property
     def planned(self) -> int:
@@ -92,10 +89,7 @@ class Run:
 
     def get(self, key: str, default: Any = None) -> Any:
         """The config's value at a dotted key."""
-        node: Any = self.config
-        for part in key.split("."):
-            node = node.get(part, default) if isinstance(node, Mapping) else default
-        return node
+        return _value_at(self.config, key, default)
 
     def curve(self, name: str) -> pd.Series:
         """A column of the metrics in the rounds that measured it; empty if none did.
@@ -103,6 +97,13 @@ class Run:
         Infinities stay.
         """
         return column(self.metrics, name)
+
+
+def _value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+    node: Any = config
+    for part in key.split("."):
+        node = node.get(part, default) if isinstance(node, Mapping) else default
+    return node
 
 
 def find_runs(roots: Iterable[str | Path]) -> list[Run]:
@@ -140,41 +141,77 @@ def read_run(folder: Path) -> Run:
         state, note = ending(folder, config["rounds"], summary, metrics)
         run = Run(folder, config, summary, metrics, state, note)
         run.identity  # noqa: B018  # raises if a value has no text
+        _check_classes(run.leaves)
     except Exception as error:  # a damaged or foreign folder
-        why = message_of(f"{type(error).__name__}: {error}")[:500]
+        kind = "" if isinstance(error, Refusal) else f"{type(error).__name__}: "
+        why = message_of(f"{kind}{error}")[:500]
         return Run(folder, {}, {}, read_metrics(None), FAILED, f"its files cannot be read: {why}")
     return run
 
 
 def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
-    """Raises Refusal if a value that reports compute with is of another type."""
+    """Raises Refusal if a value that a report reads is of another type."""
     from gcfed.utils.checked import validated  # late: Hydra asks for folders at its start
 
     for key, kind in _types_in_config().items():
-        validated(key, config.get(key), kind)
+        validated(key, _value_at(config, key), kind)
     for key, kind in _types_in_summary().items():
         validated(f"{key} in {SUMMARY}", summary.get(key), kind)
+    for key in filter(is_summary_number, summary):
+        validated(f"{key} in {SUMMARY}", summary[key], _finite_number())
+
+
+def _check_classes(leaves: Mapping[str, Any]) -> None:
+    """Raises Refusal if the name of a class is no text."""
+    from gcfed.utils.checked import validated
+
+    for key, value in leaves.items():
+        section, is_class, below = key.partition("_target_")
+        if is_class:
+            validated(section + is_class, {below: value} if below else value, str)
 
 
 @cache
 def _types_in_config() -> dict[str, TypeAdapter]:
+    """By dotted key; sections come before their keys."""
     from gcfed.utils.checked import Number, Whole, rule
 
+    sections = dict.fromkeys(SECTIONS, rule(dict[Any, Any] | None))
+    names = {}
+    for section in ("labels", "tags"):
+        for kind in ("algorithm", "data", "gc", "model"):
+            names[f"{section}.{kind}"] = rule(str | None)
     return {
+        **sections,
+        **names,
         "rounds": rule(Whole),
         "seed": rule(Whole | None),
         "eval_every": rule(Whole | None),
         "targets": rule(Sequence[Number] | None),
+        "participation.num_clients": rule(Whole | None),
+        "participation.per_round": rule(Number | None),
     }
 
 
 @cache
 def _types_in_summary() -> dict[str, TypeAdapter]:
-    from gcfed.utils.checked import Number, Whole, rule
+    from pydantic import Field
 
-    texts = dict.fromkeys(("data", "ended", "result", "stopped", "version"), rule(str | None))
-    skews = dict.fromkeys((*LABEL_SKEW, FEATURE_SKEW), rule(Number | None))
-    return {"rounds": rule(Whole | None), **texts, **skews}
+    from gcfed.utils.checked import Whole, rule
+
+    texts = dict.fromkeys(("data", "ended", "stopped", "version"), rule(str | None))
+    column = Annotated[str, Field(pattern=COLUMN)]
+    return {"rounds": rule(Whole | None), "result": rule(column | None), **texts}
+
+
+@cache
+def _finite_number() -> TypeAdapter:
+    from pydantic import Field
+
+    from gcfed.utils.checked import rule
+
+    largest = sys.float_info.max
+    return rule(Annotated[float, Field(ge=-largest, le=largest)] | None)
 
 
 def ending(
@@ -186,6 +223,9 @@ def ending(
     broken = divergence(metrics)
     rounds = 0 if metrics.empty else int(metrics.index[-1])
     if _has_ended(summary, planned, rounds):
+        lost = lost_rows(metrics, summary.get("rounds") or rounds)
+        if lost:
+            return FAILED, lost
         return (DIVERGED, broken) if broken else (FINISHED, "")
     where = f"after round {rounds} of {planned}"
     failure = folder / FAILURE
@@ -196,14 +236,23 @@ def ending(
     return UNFINISHED, f"{where}; {broken}" if broken else where
 
 
+def lost_rows(metrics: pd.DataFrame, rounds: int) -> str:
+    """Which of these rounds have no row; "" if each has one."""
+    present = {*metrics.index.tolist()}
+    for number in range(1, rounds + 1):
+        if number not in present:
+            return f"it has ended after round {rounds}, but {METRICS} lacks round {number}"
+    return ""
+
+
 def _has_ended(summary: Mapping[str, Any], planned: int, rounds: int) -> bool:
     """Whether the summary is that of the whole run, which has finished so many rounds."""
     if not summary:
         return False
-    if summary.get("rounds", 0) >= planned:
+    if (summary.get("rounds") or 0) >= planned:
         return True
     # A run that stopped early may have been continued.
-    return "stopped" in summary and summary.get("rounds", rounds) == rounds
+    return "stopped" in summary and summary.get("rounds") in (None, rounds)
 
 
 def divergence(metrics: pd.DataFrame) -> str:

@@ -5,8 +5,11 @@ pandas is imported late, because Hydra asks for the folder of a run before anyth
 
 from __future__ import annotations
 
+import csv
 import io
 import json
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
@@ -28,6 +31,7 @@ MOST_VALUES = 200_000
 DEEPEST = 100
 LONGEST_TEXT = 20_000
 MOST_ROUNDS = 10_000_000
+_NAN = re.compile("nan", re.IGNORECASE)
 
 
 def read_yaml(path: Path) -> dict[Any, Any]:
@@ -43,10 +47,14 @@ def read_yaml(path: Path) -> dict[Any, Any]:
         content = yaml.load(file, YamlLoader)
     if content is None:
         return {}
+    _require_keys(content, "it")
+    return content
+
+
+def _require_keys(content: Any, name: str) -> None:
     if not isinstance(content, dict):
         kind = "list" if isinstance(content, list) else "single value"
-        raise Refusal(f"it holds a {kind}, not keys with values")
-    return content
+        raise Refusal(f"{name} holds a {kind}, not keys with values")
 
 
 def _check_size(path: Path) -> None:
@@ -97,7 +105,9 @@ def read_summary(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     _check_size(path)
-    return json.loads(path.read_text(encoding="utf-8"))
+    content = json.loads(path.read_text(encoding="utf-8-sig"))
+    _require_keys(content, path.name)
+    return content
 
 
 def read_metrics(path: Path | None) -> pd.DataFrame:
@@ -108,23 +118,47 @@ def read_metrics(path: Path | None) -> pd.DataFrame:
     An empty cell (not measured) is NaN. A cell ``nan`` (measured, not finite) is read as infinite,
     so that the last number of a diverged run is not taken from an earlier round.
 
-    Raises Refusal if rounds are not ascending numbers from 1.
+    Raises Refusal for another table: rounds that are not ascending whole numbers from 1, equal
+    headings, rows of another length.
     """
     import pandas as pd
 
-    none = pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
-    lines = [] if path is None else whole_lines(path)
+    lines = [] if path is None else [line for line in whole_lines(path) if line]
     if path is None or len(lines) < 2:
-        return none
+        return pd.DataFrame(index=pd.Index([], name="round", dtype="int64"))
+    _check_cells(lines, path.name)
     header, *rows = lines
-    measured = [header, *(row.replace("nan", "inf") for row in rows)]
-    table = pd.read_csv(io.StringIO("\n".join(measured)), index_col="round", dtype=float)
+    measured = [header, *(_NAN.sub("inf", row) for row in rows)]
+    # an empty cell alone is a missing one: "N/A" is refused as a text
+    table = pd.read_csv(
+        io.StringIO("\n".join(measured)),
+        index_col="round",
+        dtype=float,
+        keep_default_na=False,
+        na_values=[""],
+    )
     rounds = table.index.to_numpy(dtype=float)
-    ascending = bool((np.diff(rounds) > 0).all())
-    if not (ascending and rounds[0] >= 1 and rounds[-1] <= MOST_ROUNDS):
-        raise Refusal(f"the rounds of {path.name} are not ascending numbers from 1")
+    are_whole = bool((rounds == np.floor(rounds)).all())
+    are_ascending = bool((np.diff(rounds) > 0).all())
+    are_in_range = rounds[0] >= 1 and rounds[-1] <= MOST_ROUNDS
+    if not (are_whole and are_ascending and are_in_range):
+        raise Refusal(f"the rounds of {path.name} are not ascending whole numbers from 1")
     table.index = table.index.astype("int64")
     return table
+
+
+def _check_cells(lines: Sequence[str], name: str) -> None:
+    """Raises Refusal for a table in which a cell would be read as another column's."""
+    header, *rows = csv.reader(lines)
+    if "round" not in header:
+        raise Refusal(f"{name} has no column round")
+    if len({*header}) < len(header):
+        raise Refusal(f"two columns of {name} have the same name")
+    for number, row in enumerate(rows, start=1):
+        if len(row) != len(header):
+            raise Refusal(
+                f"row {number} of {name} has {len(row)} cells, and its heading {len(header)}"
+            )
 
 
 def column(metrics: pd.DataFrame, name: str) -> pd.Series:

@@ -71,6 +71,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     project trained its runs.
     """
     runs = [run for run in runs if run.config]
+    if not runs:
+        return pd.DataFrame(columns=COLUMNS)
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
     _complete_seeds(keys, runs)
@@ -93,7 +95,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     frame["repeated"] = _repeated(frame)
     _warn_of_changed_data(frame[~frame["repeated"]])
     _warn_of_versions(frame[~frame["repeated"]])
-    return frame.join(keys[differing])
+    # a foreign config may have keys with the names of our columns
+    return frame.join(keys[differing].drop(columns=COLUMNS, errors="ignore"))
 
 
 def _warn_of_changed_data(frame: pd.DataFrame) -> None:

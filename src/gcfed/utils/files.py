@@ -47,5 +47,5 @@ def whole_lines(path: Path) -> list[str]:
     """The lines of a file without a last one that a kill has cut short; none without the file."""
     if not path.is_file():
         return []
-    *lines, _ = path.read_text(encoding="utf-8").split("\n")
+    *lines, _ = path.read_text(encoding="utf-8-sig").split("\n")
     return lines
