@@ -25,6 +25,7 @@ from omegaconf import open_dict  # noqa: E402
 
 from benchmarks.stopwatch import Stopwatch  # noqa: E402
 from benchmarks.workloads import by_phase, on_processors  # noqa: E402
+from gcfed.federated.engine.client import ClientRound  # noqa: E402
 from gcfed.federated.engine.loop import FederatedLoop  # noqa: E402
 from gcfed.federated.engine.round_sums import RoundSums  # noqa: E402
 from gcfed.federated.engine.server import Server  # noqa: E402
@@ -58,19 +59,18 @@ class Account(Callback):
         watch = self.watch
         loop = FederatedLoop.of(trainer)
         simulation = loop.simulation
-        program = simulation.program
         module = loop.server.setup.module
         watch.wrap(loop.schedule, "turn", "round: schedule")
         for name in ("begin", "broadcast", "empty_sums"):
             watch.wrap(Server, name, "round: broadcast and empty sums")
-        watch.wrap(program, "take_download", "round: hooks and dealing")
+        watch.wrap(simulation.program, "take_download", "round: hooks and dealing")
         watch.wrap(simulation, "deal", "round: hooks and dealing")
-        watch.wrap(program, "_drawn", "client: batches drawn")
-        watch.wrap(program, "_begin", "client: memory and preparation")
-        watch.wrap(program, "_prepare", "client: memory and preparation")
+        watch.wrap(ClientRound, "_drawn", "client: batches drawn")
+        watch.wrap(ClientRound, "_begin", "client: memory and preparation")
+        watch.wrap(ClientRound, "_prepare", "client: memory and preparation")
         watch.wrap(loop.solver, "train", "local steps")
         watch.wrap(LocalTraining, "mean_losses", "client: upload")
-        watch.wrap(program, "train", "client: upload")
+        watch.wrap(ClientRound, "train", "client: upload")
         watch.wrap(Server, "receive", "client: sums")
         watch.wrap(RoundSums, "received", "round: sums of all processes")
         watch.wrap(SharedSums, "add", "exchange")

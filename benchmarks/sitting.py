@@ -24,9 +24,11 @@ from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
 from gcfed.data.sampling import UniformSampler
+from gcfed.federated.engine.client import ClientRound
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.protocol.messages import Download
+from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.run import train
@@ -133,10 +135,8 @@ class Sitting(Callback):
         round = loop.server.begin(t, loop.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
             download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
-            processes = rank_and_world()
-            stacks = loop.simulation.deal(
-                self.program, download, round.cohort, round.cohort, *processes
-            )
+            of_clients = ClientRound(self.program, download, StepHooks())
+            stacks = loop.simulation.deal(of_clients, round.cohort, round.cohort, *rank_and_world())
             plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context

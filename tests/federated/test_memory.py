@@ -1,14 +1,16 @@
 """Which stacks train in the memory of an earlier one. test_lone.py compares their numbers."""
 
+import weakref
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
-from harness import make_download, make_net, random_federation, sgd
+from harness import make_download, make_net, random_federation, sgd, train_rounds
 
 from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.parts import ServerPart
 from gcfed.federated.training.local_training import StackStart
 from gcfed.federated.training.memory import TrainingMemory
 
@@ -57,3 +59,23 @@ def test_methods_that_read_other_memory_get_new_steps(begin, recordable):
 def test_a_forward_pass_that_returns_other_things_has_its_own_steps(begin):
     """As in a rehearsal, which leaves out the parts that measure."""
     assert begin([0], reads=frozenset({"features"})) is not begin([0])
+
+
+class Weak(ServerPart):
+    """Looks at each round's beginning whether the last broadcast model is still there."""
+
+    def __init__(self):
+        self.last = []
+        self.left = []
+
+    def on_broadcast(self, download, round):
+        self.left.append(sum(reference() is not None for reference in self.last))
+        self.last = [weakref.ref(t) for t in download.model.values()]
+
+
+def test_no_round_keeps_the_broadcast_model(monkeypatch):
+    """The memory of a small model's stacks does, on a CPU."""
+    monkeypatch.setattr("gcfed.federated.training.memory.SMALL", 0)
+    weak = Weak()
+    train_rounds(rounds=3, methods=[weak])
+    assert weak.left == [0, 0, 0]

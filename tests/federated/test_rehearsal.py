@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import Spy, make_net, sgd, train_rounds
 
-from gcfed.federated.engine.client import ClientProgram
+from gcfed.federated.engine.client import ClientRound
 from gcfed.federated.parts import ClientPart, KeptState, Order, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.correction.scaffold import Scaffold
@@ -100,14 +100,14 @@ class WatchesSteps(Watches):
 @pytest.mark.parametrize(("watches", "is_one"), [(Watches, True), (WatchesSteps, False)])
 def test_a_rehearsal_uses_the_memory_of_equal_steps_only(watches, is_one, monkeypatch):
     """A recording of other steps would call their hooks."""
-    plain = ClientProgram.train
+    plain = ClientRound.train
     memories = []
 
-    def train(program, *args, **kwargs):
-        memories.append(program.memory)
-        return plain(program, *args, **kwargs)
+    def train(round, *args, **kwargs):
+        memories.append(round.program.memory)
+        return plain(round, *args, **kwargs)
 
-    monkeypatch.setattr(ClientProgram, "train", train)
+    monkeypatch.setattr(ClientRound, "train", train)
     train_rounds(rounds=1, methods=[watches()])
     rehearsed, *_, trained = memories
     assert (rehearsed is trained) == is_one

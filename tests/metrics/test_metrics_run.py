@@ -19,7 +19,7 @@ from torch import nn
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import NormClip
 from gcfed.data.sampling import UniformSampler
-from gcfed.federated.engine.client import ClientProgram
+from gcfed.federated.engine.client import ClientRound
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.base import OwnNumbers, ServerMetric
@@ -294,7 +294,7 @@ def test_a_round_without_a_finite_client_leaves_nothing_in_the_gap(monkeypatch):
 
 
 def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monkeypatch):
-    train_clients = ClientProgram.train
+    train_clients = ClientRound.train
     seconds = 0
 
     def slow(self, *args, sends=True, **kwargs):
@@ -310,7 +310,7 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
 
         return measured
 
-    monkeypatch.setattr(ClientProgram, "train", slow)
+    monkeypatch.setattr(ClientRound, "train", slow)
     for metric in (Clients, Forgetting):  # Personal measures as Clients does
         monkeypatch.setattr(metric, "measure", slowly(metric.measure))
     monkeypatch.setattr(

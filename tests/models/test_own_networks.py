@@ -4,6 +4,7 @@ normalisation.
 
 import re
 from contextlib import nullcontext
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -226,7 +227,7 @@ def test_a_users_loss_is_recorded_only_if_it_declares_graphable():
         program = ClientProgram(module, random_federation(), sgd(), [])
         assert program.recordable == ("" if isinstance(task, Own) else "run")
         task.graphable = True
-        assert program.recordable == "run"
+        assert replace(program).recordable == "run"
 
 
 def test_local_statistics_refuse_methods_that_compare_with_the_broadcast_model():

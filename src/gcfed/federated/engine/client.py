@@ -44,7 +44,6 @@ class StackDraw(NamedTuple):
 class SentUploads(NamedTuple):
     """Uploads of a stack, to which the server may reply."""
 
-    download: Download  # from which the clients trained
     clients: np.ndarray  # their ids, [K]
     finite: Tensor  # whether an upload has finite numbers only, bool [K]
 
@@ -57,9 +56,6 @@ class ClientProgram:
         module: provides the network and calls Lightning's hooks. Its weights are never read.
         faults: make some clients do fewer steps.
         aggregator: knows which numbers the server can add up.
-        hooks: what local steps of the present round call.
-        recordable_now: :attr:`recordable` in the present round.
-        sent: this round's uploads, an entry for each stack.
     """
 
     module: FederatedModule
@@ -68,24 +64,20 @@ class ClientProgram:
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
     aggregator: Aggregator | None = None
-    hooks: StepHooks = field(init=False)
-    recordable_now: Recordable = field(init=False)
-    sent: list[SentUploads] = field(init=False)
 
     @cached_property
     def memory(self) -> TrainingMemory:
         """Where local steps have their tensors."""
         return TrainingMemory(self.module, self.data, self.solver)
 
-    def take_download(self, download: Download) -> None:
+    def take_download(self, download: Download) -> ClientRound:
         """Prepares for stacks that train from this download."""
-        self.sent = []
         self.memory.begin_round(download.model)
         self.module.net.train()
         for part in self.parts:
             part.on_download(download)
-        self.hooks = self._step_hooks()  # a part may have changed its task_weight
-        self.recordable_now = self.recordable
+        # now, because a part may have changed its task_weight
+        return ClientRound(self, download, self._step_hooks())
 
     def _step_hooks(self) -> StepHooks:
         """What the local steps of a round call."""
@@ -100,85 +92,6 @@ class ClientProgram:
             autocast=self.module.trainer.precision_plugin.forward_context,
         )
 
-    def draw(self, download: Download, stacks: Sequence[np.ndarray]) -> Iterator[StackDraw]:
-        """Draws the batches of each stack's clients, ``[K]``.
-
-        On a CPU it draws for several stacks before the first one trains, because the second call
-        of the same code takes a third of the time (its caches are warm). On a GPU the host draws
-        while the device trains.
-        """
-        ahead = STACKS_AHEAD if self.module.device.type == "cpu" else 1
-        for first in range(0, len(stacks), ahead):
-            drawn = [self._drawn(download, clients) for clients in stacks[first : first + ahead]]
-            yield from drawn
-
-    def _drawn(self, download: Download, clients: np.ndarray) -> StackDraw:
-        plan = self.solver.plan(self.data, clients, download, self.module.device)
-        done = self.faults.steps(plan.steps, clients, download.round, download.seed)
-        if (done < plan.steps).any():
-            plan = plan.cut(done)
-        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
-        return StackDraw(clients, plan, seed)
-
-    def train(
-        self,
-        download: Download,
-        drawn: StackDraw,
-        in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
-        sends: bool = True,
-    ) -> Upload:
-        """Trains K clients side by side, and returns their uploads.
-
-        Args:
-            drawn: the clients and their batches (:meth:`draw`).
-            in_turn: context of the code that must not run while another stack trains.
-            sends: whether the uploads are sent. If not, clients keep nothing.
-        """
-        training = self._begin(download, drawn)
-        stack = training.stack
-        num_seen = training.plan.counts.sum(1)
-        try:
-            self.module.clients = stack
-            states = self._prepare(training, download)
-            loss_K = self.solver.train(training, self.data, download.lr, self.hooks)
-            del training  # frees the optimizer's state
-            self.module.clients = None
-            for part in self.parts:
-                if not part.overrides("send", "keep"):
-                    states[part] = ClientStates()  # frees states that nobody reads any more
-            with in_turn():
-                self._end_training(stack, download, sends)
-                upload = self._make_upload(stack, download, loss_K, num_seen)
-                self._send(upload, states, download)
-                if sends:
-                    self._keep(upload, states, download)
-                return upload
-        finally:
-            stack.lent_network.end()
-
-    def _begin(self, download: Download, drawn: StackDraw) -> LocalTraining:
-        """Clients that are ready to train from the download."""
-        seed_generators(self.module.device, drawn.seed)
-        if self.data.num_clients > 1:
-            self.module.lent_network.begin_anew()
-        sizes = self.data.sizes(drawn.clients)
-        start = StackStart(download.model, drawn.clients, sizes, drawn.plan)
-        return self.memory.begin(start, self.recordable_now, self.reads)
-
-    def _prepare(
-        self, training: LocalTraining, download: Download
-    ) -> dict[ClientPart, ClientStates]:
-        """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
-        stack = training.stack
-        states = {part: self._states(part, stack.clients, download) for part in self.parts}
-        for part in self.parts:
-            prepared = part.prepare(stack, states[part], download) or {}
-            if part in self.in_steps:
-                prepared = training.prepare(part, prepared)
-            stack.prepared[part] = prepared
-        stack.count_from_full()  # a part may have changed ``full``
-        return states
-
     @cached_property
     def in_steps(self) -> list[ClientPart]:
         """The parts that have a hook in each local step."""
@@ -190,11 +103,16 @@ class ClientProgram:
         return frozenset[str]().union(*(part.reads for part in self.parts))
 
     @cached_property
+    def listeners(self) -> list[ClientPart]:
+        """The parts that hear the server's reply."""
+        return [part for part in self.parts if part.overrides("hear")]
+
+    @cached_property
     def edits_uploads(self) -> bool:
         """Whether a part may change what clients send. It may clip what is too large."""
         return any(part.overrides("send") for part in self.parts)
 
-    @property
+    @cached_property
     def recordable(self) -> Recordable:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
         if self.module.traits.assigns or not self.module.task.can_be_recorded:
@@ -209,8 +127,111 @@ class ClientProgram:
             return "run"
         return "stack"
 
-    def _states(self, part: ClientPart, clients: np.ndarray, download: Download) -> ClientStates:
+
+@dataclass(frozen=True, eq=False)
+class ClientRound:
+    """A round of the clients: their local training from a download, and the server's reply.
+
+    Attributes:
+        hooks: what local steps call.
+        sent: the uploads, an entry for each stack; empty if no part hears the reply.
+    """
+
+    program: ClientProgram
+    download: Download
+    hooks: StepHooks
+    sent: list[SentUploads] = field(default_factory=list)
+
+    def num_steps(self, clients: np.ndarray) -> np.ndarray:
+        """The numbers of local steps of these clients, ``[K]``. Some may do fewer than planned."""
+        program = self.program
+        planned = program.solver.num_steps(program.data.sizes(clients))
+        return program.faults.steps(planned, clients, self.download.round, self.download.seed)
+
+    def draw(self, stacks: Sequence[np.ndarray]) -> Iterator[StackDraw]:
+        """Draws the batches of each stack's clients, ``[K]``.
+
+        On a CPU it draws for several stacks before the first one trains, because the second call
+        of the same code takes a third of the time (its caches are warm). On a GPU the host draws
+        while the device trains.
+        """
+        ahead = STACKS_AHEAD if self.program.module.device.type == "cpu" else 1
+        for first in range(0, len(stacks), ahead):
+            drawn = [self._drawn(clients) for clients in stacks[first : first + ahead]]
+            yield from drawn
+
+    def _drawn(self, clients: np.ndarray) -> StackDraw:
+        program = self.program
+        download = self.download
+        plan = program.solver.plan(program.data, clients, download, program.module.device)
+        done = program.faults.steps(plan.steps, clients, download.round, download.seed)
+        if (done < plan.steps).any():
+            plan = plan.cut(done)
+        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
+        return StackDraw(clients, plan, seed)
+
+    def train(
+        self,
+        drawn: StackDraw,
+        in_turn: Callable[[], AbstractContextManager[None]] = nullcontext,
+        sends: bool = True,
+    ) -> Upload:
+        """Trains K clients side by side, and returns their uploads.
+
+        Args:
+            drawn: the clients and their batches (:meth:`draw`).
+            in_turn: context of the code that must not run while another stack trains.
+            sends: whether the uploads are sent. If not, clients keep nothing.
+        """
+        program = self.program
+        training = self._begin(drawn)
+        stack = training.stack
+        num_seen = training.plan.counts.sum(1)
+        try:
+            program.module.clients = stack
+            states = self._prepare(training)
+            loss_K = program.solver.train(training, program.data, self.download.lr, self.hooks)
+            del training  # frees the optimizer's state
+            program.module.clients = None
+            for part in program.parts:
+                if not part.overrides("send", "keep"):
+                    states[part] = ClientStates()  # frees states that nobody reads any more
+            with in_turn():
+                self._end_training(stack, sends)
+                upload = self._make_upload(stack, loss_K, num_seen)
+                self._send(upload, states)
+                if sends:
+                    self._keep(upload, states)
+                return upload
+        finally:
+            stack.lent_network.end()
+
+    def _begin(self, drawn: StackDraw) -> LocalTraining:
+        """Clients that are ready to train from the download."""
+        program = self.program
+        seed_generators(program.module.device, drawn.seed)
+        if program.data.num_clients > 1:
+            program.module.lent_network.begin_anew()
+        sizes = program.data.sizes(drawn.clients)
+        start = StackStart(self.download.model, drawn.clients, sizes, drawn.plan)
+        return program.memory.begin(start, program.recordable, program.reads)
+
+    def _prepare(self, training: LocalTraining) -> dict[ClientPart, ClientStates]:
+        """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
+        program = self.program
+        stack = training.stack
+        states = {part: self._states(part, stack.clients) for part in program.parts}
+        for part in program.parts:
+            prepared = part.prepare(stack, states[part], self.download) or {}
+            if part in program.in_steps:
+                prepared = training.prepare(part, prepared)
+            stack.prepared[part] = prepared
+        stack.count_from_full()  # a part may have changed ``full``
+        return states
+
+    def _states(self, part: ClientPart, clients: np.ndarray) -> ClientStates:
         """The states that these clients keep for a part."""
+        download = self.download
         if not part.keeps:
             return ClientStates(())
         states = ClientStates(part.stores.versions(next(iter(part.keeps)), clients))
@@ -220,9 +241,10 @@ class ClientProgram:
             states[name] = part.stores.read(name, clients, like, default=start)
         return states
 
-    def _end_training(self, stack: ClientStack, download: Download, sends: bool) -> None:
+    def _end_training(self, stack: ClientStack, sends: bool) -> None:
         """Lets parts see each client's own weights. Writes states that come from them."""
-        for part in self.parts:
+        download = self.download
+        for part in self.program.parts:
             states = part.on_clients_end(stack, download) or {}
             if not sends:
                 continue
@@ -230,12 +252,12 @@ class ClientProgram:
                 finite = finite_clients(stack.full) & finite_clients(values)
                 part.stores.write(name, stack.clients, values, download.round, finite)
 
-    def _make_upload(
-        self, stack: ClientStack, download: Download, loss_K: Tensor, num_seen: np.ndarray
-    ) -> Upload:
+    def _make_upload(self, stack: ClientStack, loss_K: Tensor, num_seen: np.ndarray) -> Upload:
         """Makes the uploads of a stack, before parts add to them."""
+        program = self.program
+        download = self.download
         notes: dict[str, Params] = {}
-        for part in self.parts:
+        for part in program.parts:
             note = part.observe(stack, download)
             if note is not None:
                 notes[part.title] = note
@@ -246,42 +268,42 @@ class ClientProgram:
             num_samples=stack.num_samples,
             num_steps=stack.num_steps,
             delta=delta,
-            finite=finite_clients(delta, inf if self.edits_uploads else limit_of(self.aggregator)),
+            finite=finite_clients(
+                delta, inf if program.edits_uploads else limit_of(program.aggregator)
+            ),
             round=download.round,
             loss=loss_K,
             num_seen=num_seen,
             notes=notes,
         )
 
-    def _send(
-        self, upload: Upload, states: Mapping[ClientPart, ClientStates], download: Download
-    ) -> None:
+    def _send(self, upload: Upload, states: Mapping[ClientPart, ClientStates]) -> None:
         """Lets parts edit the uploads and send more."""
-        for part in self.parts:
-            part.send(upload, states[part], download)
-        if self.edits_uploads:
-            upload.finite = upload.finite & sendable(upload, limit_of(self.aggregator))
+        program = self.program
+        for part in program.parts:
+            part.send(upload, states[part], self.download)
+        if program.edits_uploads:
+            upload.finite = upload.finite & sendable(upload, limit_of(program.aggregator))
 
-    def _keep(
-        self, upload: Upload, states: Mapping[ClientPart, ClientStates], download: Download
-    ) -> None:
+    def _keep(self, upload: Upload, states: Mapping[ClientPart, ClientStates]) -> None:
         """Writes the new states of the clients whose upload is finite."""
-        for part in self.parts:
+        program = self.program
+        download = self.download
+        for part in program.parts:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
                 finite = None if isinstance(values, EditedState) else upload.finite
                 part.stores.write(name, upload.clients, values, download.round, finite)
-        self.sent.append(SentUploads(download, upload.clients, upload.finite))
+        if program.listeners:
+            self.sent.append(SentUploads(upload.clients, upload.finite))
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Hands the server's reply to the clients that have uploaded in this round."""
-        for part in self.parts:
-            if not part.overrides("hear"):
-                continue
-            for download, clients, finite in self.sent:
-                states = self._states(part, clients, download)
-                new_states = part.hear(reply, states, download) or {}
+        for part in self.program.listeners:
+            for clients, finite in self.sent:
+                states = self._states(part, clients)
+                new_states = part.hear(reply, states, self.download) or {}
                 for name, values in new_states.items():
-                    part.stores.write(name, clients, values, download.round, finite)
+                    part.stores.write(name, clients, values, self.download.round, finite)
 
 
 def declares_recordable(part: ClientPart) -> str | None:

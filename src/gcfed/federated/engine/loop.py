@@ -97,7 +97,6 @@ class FederatedLoop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
         self.schedule.expect_bytes(nbytes(pl_module.broadcast_state()))
-        self.simulation.forget_layout()  # it depends on the device, which is known now
         why = pl_module.traits.why_not_functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise Refusal(

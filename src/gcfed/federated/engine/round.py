@@ -16,7 +16,7 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     """Draws a cohort, sends the model, adds up the uploads, makes the server's step and replies.
 
     Clients learn nothing that is not in a message. Their local training is
-    :meth:`~gcfed.federated.engine.client.ClientProgram.train`, which the transport calls.
+    :meth:`~gcfed.federated.engine.client.ClientRound.train`, which the transport calls.
 
     Returns:
         The row of metrics, and what was received.

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from gcfed.federated.engine.client import ClientProgram
+from gcfed.federated.engine.client import ClientProgram, ClientRound
 from gcfed.federated.engine.layout import Layout, make_layout
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.parts import Order
@@ -42,9 +42,10 @@ class Simulation(ProgramTransport):
     def __init__(self, program: ClientProgram, stores: ClientStores, cohort_size: int) -> None:
         super().__init__(program, stores)
         self.cohort_size = cohort_size
+        self._round: ClientRound | None = None  # to which the server may reply
 
     def start(self) -> None:
-        pass
+        vars(self).pop("layout", None)  # it depends on the device, which is known now
 
     def fit(
         self,
@@ -53,8 +54,13 @@ class Simulation(ProgramTransport):
         receive: Callable[[Upload], None],
         expected: Expected | None = None,
     ) -> Outcome:
-        stacks = self.deal(self.program, download, clients, download.cohort, *rank_and_world())
-        for upload in self._uploads(self.program, download, stacks):
+        rank, world = rank_and_world()
+        # A site has all its clients in one process. It does not know how much work others have.
+        among = download.cohort if world > 1 else clients
+        round = self.program.take_download(download)
+        if self.program.listeners:
+            self._round = round
+        for upload in self._uploads(round, self.deal(round, clients, among, rank, world)):
             receive(upload)
             del upload  # its memory is free while the next stack trains
         return Outcome()
@@ -76,38 +82,30 @@ class Simulation(ProgramTransport):
         if solver is None and rehearsal.in_steps == program.in_steps:
             rehearsal.memory = program.memory
         rank, world = (0, 1) if here else rank_and_world()
-        stacks = self.deal(rehearsal, download, clients, clients, rank, world)
-        yield from self._uploads(rehearsal, download, stacks, sends=False)
+        round = rehearsal.take_download(download)
+        stacks = self.deal(round, clients, clients, rank, world)
+        yield from self._uploads(round, stacks, sends=False)
 
     def _uploads(
-        self,
-        program: ClientProgram,
-        download: Download,
-        stacks: Sequence[np.ndarray],
-        sends: bool = True,
+        self, round: ClientRound, stacks: Sequence[np.ndarray], sends: bool = True
     ) -> Iterator[Upload]:
         """Trains one stack after another, and yields its uploads on the round's stream."""
         layout = self.layout
-        program.take_download(download)
         layout.begin_round()
-        for drawn in program.draw(download, stacks):
+        for drawn in round.draw(stacks):
             with layout.stack():
-                upload = program.train(download, drawn, layout.in_turn, sends)
+                upload = round.train(drawn, layout.in_turn, sends=sends)
                 with layout.in_turn():
                     yield upload
                 del upload
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        self.program.reply(reply)
+        if self._round is not None:
+            self._round.reply(reply)
+            self._round = None
 
     def deal(
-        self,
-        program: ClientProgram,
-        download: Download,
-        clients: np.ndarray,
-        among: np.ndarray,
-        rank: int,
-        world: int,
+        self, round: ClientRound, clients: np.ndarray, among: np.ndarray, rank: int, world: int
     ) -> list[np.ndarray]:
         """The ids of the clients of each stack that process ``rank`` of ``world`` trains, those
         with most local steps first.
@@ -115,9 +113,7 @@ class Simulation(ProgramTransport):
         Args:
             among: the clients whose work the processes share; ``clients`` are all or some of them.
         """
-        planned = program.solver.num_steps(program.data.sizes(among))
-        work = program.faults.steps(planned, among, download.round, download.seed)
-        mine = assign(among, work, rank, world)
+        mine = assign(among, round.num_steps(among), rank, world)
         if len(clients) < len(among):
             mine = mine[np.isin(mine, clients)]
         size = self.layout.k
@@ -127,10 +123,6 @@ class Simulation(ProgramTransport):
     def layout(self) -> Layout:
         """How stacks use the device; the network and the data must be there."""
         return make_layout(self.program, self.cohort_size)
-
-    def forget_layout(self) -> None:
-        """The layout is made again at its next use."""
-        vars(self).pop("layout", None)
 
 
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
