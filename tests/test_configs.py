@@ -1,8 +1,12 @@
 """Every YAML file composes and instantiates. Every experiment has its paper's setting."""
 
+import random
+
 import numpy as np
 import pytest
 import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
 
 from gcfed.assemble import build_methods, build_module, declared_result
 from gcfed.check import check
@@ -13,8 +17,9 @@ from gcfed.folders.identity import identity
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
+from gcfed.utils.compose import GROUPS, composed
 from gcfed.utils.instantiate import build, build_all
-from gcfed.utils.resolvers import CONFIGS, ROOT
+from gcfed.utils.resolvers import CONFIGS, ROOT, VERSION_BASE
 
 
 def options(group):
@@ -34,6 +39,19 @@ GOES_WITH = dict.fromkeys(("own", "arrays", "csv", "image_folder", "huggingface"
 EXPERIMENTS = {
     path.stem: path.read_text() for path in sorted((ROOT / "configs/experiment").glob("*.yaml"))
 }
+
+
+@pytest.mark.parametrize("draw", range(12))
+def test_any_choice_of_files_is_composed_as_by_hydra(draw):
+    """Hydra merges the files node by node. Equal: keys, their order, values and flags."""
+    rng = random.Random(draw)
+    groups = rng.sample([group for group in GROUPS if options(group)], rng.randint(1, 9))
+    words = [f"{group}={rng.choice(options(group))}" for group in groups]
+    with initialize_config_dir(str(CONFIGS.resolve()), **VERSION_BASE):
+        expected = compose("train", words)
+    found = composed(words)
+    assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
+    assert found._metadata.flags == expected._metadata.flags
 
 
 def instantiate(cfg):
