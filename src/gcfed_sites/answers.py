@@ -158,7 +158,7 @@ def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
         uploads.append(checked_upload(content, asked))
     ids = sorted(client for upload in uploads for client in upload.clients.tolist())
     wanted = asked.clients.tolist()
-    require(ids == wanted, "clients", f"{ids}, because asked were {wanted}")
+    require(ids == wanted, "clients", f"{ids}, because the server asked for {wanted}")
     return uploads
 
 

@@ -234,7 +234,7 @@ class Site:
         clients = about["clients"]
         if not set(clients) <= set(self.clients) or len(set(clients)) < len(clients):
             raise Refusal(
-                f"{self.name} holds the clients {self.clients}, and asked were {clients}."
+                f"{self.name} holds the clients {self.clients}, and the server asked for {clients}."
             )
         download = unpack_download(message)
         self._refuse_other_download(download)
@@ -261,7 +261,8 @@ class Site:
         stores = self.end.stores
         if states.keys() != stores.names:
             raise Refusal(
-                f"{self.name} has the states {sorted(stores.names)}, and asked were {[*states]}."
+                f"{self.name} has the states {sorted(stores.names)}, and the server asked for"
+                f" {[*states]}."
             )
         known: dict[Key, list[int]] = {}
         for name, of_clients in states.items():

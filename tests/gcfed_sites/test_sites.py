@@ -608,7 +608,10 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
 
 
 ANSWERS = (  # a change of an answer, and the error
-    (lambda answer: answer | {"uploads": []}, r"clients cannot be \[\], because asked were"),
+    (
+        lambda answer: answer | {"uploads": []},
+        r"clients cannot be \[\], because the server asked for",
+    ),
     # a later round
     (lambda answer: answer | {"states": {"scaffold": [0, 2**62]}}, "states.scaffold cannot be"),
     (lambda answer: pack(answer)[:-1], "a message cannot be read"),

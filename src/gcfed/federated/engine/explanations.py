@@ -1,4 +1,4 @@
-"""Explains what of the clients' uploads does not count, or is refused, and what helps."""
+"""Explains which uploads do not count or are refused, and what helps."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ class Explanations:
                 )
 
     def undeclared(self, upload: Upload, expected: Expected) -> str:
-        """The end of an error's sentence: what was sent without being listed, and the parts that
-        may have sent it.
+        """The end of an error's sentence. It names what was sent without being listed, and the
+        parts that may have sent it.
         """
         names = [name for name in upload.extra if name not in expected.shapes]
         if not names:
@@ -63,7 +63,7 @@ class Explanations:
         )
 
     def _is_statistic(self, name: str) -> bool:
-        """Whether it is a buffer, such as a running variance, which no learning rate scales."""
+        """Whether the tensor is a buffer, such as a running variance, which no rate scales."""
         module = self.setup.module
         return name in module.travels and name not in self.setup.names
 

@@ -18,8 +18,8 @@ MAX_STREAMS = 8  # a GPU runs as many at once
 
 
 class Layout:
-    """K clients in a stack, and the streams of a GPU, on which the stacks of a round train in turn;
-    on a CPU, none.
+    """The number K of clients in a stack, and the streams of a GPU, on which the stacks of a round
+    train in turn. A CPU has no streams.
 
     Each stack trains on one stream. The hooks after local training and the sums of uploads run on
     the round's stream, in the host's order, so equal runs have equal numbers. The stack's stream
@@ -40,7 +40,7 @@ class Layout:
             stream.wait_stream(self._round)
 
     def stack(self) -> AbstractContextManager[None]:
-        """Encloses a stack, on the next stream. The last that it does must be :meth:`in_turn`."""
+        """Encloses a stack, on the next stream. The block must end with :meth:`in_turn`."""
         return torch.cuda.stream(next(self._turns)) if self.streams else nullcontext()
 
     @contextmanager

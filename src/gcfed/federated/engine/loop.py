@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from numbers import Real
 from typing import Any
 
@@ -58,13 +59,13 @@ class FederatedLoop(Callback):
     stores: ClientStores = field(default_factory=ClientStores)
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(default_factory=Clock)
-    # takes the simulation in memory; returns another transport
-    federation: Callable[[Simulation], Transport] | None = None
+    # partial of a transport's class, which takes the simulation in memory; None: the simulation
+    federation: partial[Transport] | None = None
     data: Any = field(default=None, init=False)  # None before ``bind``
-    # there after ``bind``
+    # set by ``bind``
     schedule: Schedule = field(init=False, repr=False)
     simulation: Simulation = field(init=False, repr=False)
-    # ``simulation`` itself without a federation
+    # without a federation, ``simulation`` itself
     transport: Transport = field(init=False, repr=False)
     server: Server = field(init=False, repr=False)
     # whether a client has counted in a round of this run
@@ -78,11 +79,18 @@ class FederatedLoop(Callback):
 
     @property
     def columns(self) -> list[str]:
-        """The columns of its rows, without those of the test and of the parts."""
-        # before ``bind``, the class of the transport
-        transport = vars(self).get("transport", getattr(self.federation, "func", None))
-        remote = getattr(transport, "remote", False)
-        return columns_of_run(self.sampler, self.faults, self.clock, remote=remote)
+        """The columns of its rows, without columns of the test and of methods."""
+        return columns_of_run(self.sampler, self.faults, self.clock, remote=self.is_remote)
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether clients run on other machines. It is known before ``bind``, because a table asks
+        for the columns of runs that it does not build.
+        """
+        if self.federation is None:
+            return False
+        transport: Any = self.federation.func  # a class
+        return bool(transport.remote)
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Binds the run of a trainer that was built by hand, before Lightning loads a checkpoint.
@@ -110,8 +118,8 @@ class FederatedLoop(Callback):
         """Connects the parts of a run to the loop, and the loop to the module. Each part checks
         what it needs.
 
-        :func:`gcfed.assemble.assemble` calls it once, before there is a trainer. Of a trainer that
-        was built by hand, :meth:`setup` does.
+        :func:`gcfed.assemble.assemble` calls it once, before there is a trainer. For a trainer that
+        was built by hand, :meth:`setup` calls it.
 
         Raises Refusal if a combination cannot work; names the config key and the reason.
         """
@@ -221,7 +229,7 @@ class FederatedLoop(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Logs the round's row of metrics, ``outputs``. Tells Lightning of a test in it."""
+        """Logs the round's row of metrics, ``outputs``. Tells Lightning's callbacks of a test."""
         self.last_row = dict(outputs)
         self._log(trainer, outputs)
         if "test/loss" not in outputs:

@@ -35,7 +35,7 @@ COLUMNS_OF_EVERY_RUN = (
 def columns_of_run(
     sampler: UniformSampler, faults: Faults, clock: Clock, *, remote: bool
 ) -> list[str]:
-    """The columns of what can happen in a run, without those of its test and of its parts.
+    """The columns of what can happen in a run, without columns of the test and of methods.
 
     Args:
         remote: whether clients run on other machines.

@@ -25,7 +25,7 @@ class Server:
     """Holds the global model and the methods' server parts. It knows no algorithm by name.
 
     Attributes:
-        columns: those of its rows, without those of the test and of the parts.
+        columns: the columns of its rows, without columns of the test and of methods.
     """
 
     setup: Setup
@@ -38,7 +38,7 @@ class Server:
         return [part for part in self.setup.parts if isinstance(part, ServerPart)]
 
     def begin(self, round_index: int, turn: Turn) -> Round:
-        """The round of this index, which uses the uploads of these clients."""
+        """Makes the round of this index, which uses the uploads of the turn's clients."""
         setup = self.setup
         model = setup.module.broadcast_state()
         return Round(
@@ -170,4 +170,4 @@ class Server:
         self.setup.transport.reply(received.reply)
         # before any process reads a state that another writes
         self.setup.module.trainer.strategy.barrier()
-        self._remember_states(received)  # those that clients write only when they hear the reply
+        self._remember_states(received)  # clients write some states only when they hear the reply

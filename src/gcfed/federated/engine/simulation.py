@@ -128,8 +128,9 @@ class Simulation(ProgramTransport):
 def assign(clients: np.ndarray, work: np.ndarray, rank: int, world: int) -> np.ndarray:
     """The clients that process ``rank`` of ``world`` trains, most work first.
 
-    Each client, largest first, goes to the process with the least work so far, of several the last
-    one: the first process also writes checkpoints and logs. All processes compute the same result.
+    Each client, largest first, goes to the process with the least work so far. Of several such
+    processes it goes to the last one, because the first one also writes checkpoints and logs. All
+    processes compute the same result.
     """
     order = np.lexsort((clients, -work))
     load = np.zeros(world)

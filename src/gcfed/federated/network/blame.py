@@ -15,7 +15,7 @@ from torch import nn
 from gcfed.tasks import Task
 from gcfed.utils.ours import is_ours
 
-#: Our functions that use what the user's code returns → what has failed.
+#: Our functions that use what the user's code returns, and what has failed if they fail.
 OURS = {
     "ClientStack.__call__": "model: {net} fails",
     "ClientStack.mean_loss_of_one": "model or task: {net} with {task} fails",
@@ -47,14 +47,14 @@ def blamed(net: nn.Module, task: Task, when: str) -> Iterator[None]:
 
 
 def _names_its_cause(error: Exception, frames: list[FrameType]) -> bool:
-    """Whether it names a file, or is a refusal of ours, which names a key."""
+    """Whether the error names a file, or is a refusal of ours, which names a key."""
     if isinstance(error, OSError) and error.filename is not None:
         return True
     return isinstance(error, ValueError) and is_ours(frames[0].f_globals.get("__name__"))
 
 
 def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
-    """The part of the run that has the innermost method."""
+    """The failing part of the run, by the object of the innermost method."""
     modules = {id(module) for module in net.modules()}
     for frame in frames:
         owner = frame.f_locals.get("self")
@@ -72,7 +72,7 @@ def _by_object(frames: list[FrameType], net: nn.Module, task: Task) -> str:
 
 
 def _by_engine(frames: list[FrameType], net: nn.Module, task: Task) -> str:
-    """The part of the run that our innermost function of :data:`OURS` calls."""
+    """The failing part of the run, by the innermost function of :data:`OURS`."""
     for frame in frames:
         text = OURS.get(frame.f_code.co_qualname)
         if text and is_ours(frame.f_globals.get("__name__")):

@@ -1,8 +1,8 @@
 """Lends the user's own network to one client after another, without copying it.
 
 While a client trains, ``parameter.data`` is the client's tensor. Afterwards it is the network's own
-again. The parameter objects stay the same, so lists of weights, closures, hooks, TorchScript and
-``torch.utils.checkpoint`` work.
+tensor again. The parameter objects stay the same, so lists of weights, closures, hooks, TorchScript
+and ``torch.utils.checkpoint`` work.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -55,7 +55,7 @@ class LentNetwork:
         self._client_tensors: Params = {}
         # the tensors that all clients share, by name
         self._shared_tensors: dict[str, _SharedTensor] = {}
-        self._first_attributes: Snapshot | None = None  # before the first client
+        self._first_attributes: Snapshot | None = None  # the attributes before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
         self.end()
@@ -63,7 +63,7 @@ class LentNetwork:
     def begin(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``.
 
-        The clients share all others, which must not change.
+        The clients share all other tensors, which must not change.
         """
         self.end()
         self._client_tensors = dict(rows)
@@ -81,8 +81,8 @@ class LentNetwork:
         moved = any(slot.tensor is not self.tensors[slot.name] for slot in self._slots)
         if not moved and self._slots:
             return
-        # Its parameters and buffers, by name. They stay the same objects while a client has the
-        # network.
+        # The network's parameters and buffers, by name. They stay the same objects while a client
+        # has the network.
         self.tensors: Params = {}
         self.tensors.update(self.net.named_parameters())
         self.tensors.update(dense_buffers(self.net))
@@ -95,7 +95,7 @@ class LentNetwork:
         """
         if not self.traits.has_hidden_state:
             return
-        if self._first_attributes is None:  # on the device that trains
+        if self._first_attributes is None:  # only now they are on the device that trains
             self._first_attributes = Snapshot(self.net, self.task, attributes_only=True)
         self._first_attributes.restore()
 
@@ -150,7 +150,7 @@ class LentNetwork:
             for name, t in tensors.items():
                 self.tensors[name].data = t.detach().to(before[name].dtype)
             yield
-        except GeneratorExit:  # of a forgotten loan, whenever the garbage collector comes
+        except GeneratorExit:  # the garbage collector may end a forgotten loan at any time
             before = {}
             raise
         finally:
@@ -166,7 +166,7 @@ class _SharedTensor(NamedTuple):
 
     version: int
     address: int
-    value: Tensor | None  # of a buffer
+    value: Tensor | None  # a copy of a buffer; None for a parameter
 
     @classmethod
     def of(cls, t: Tensor) -> Self:
@@ -174,7 +174,7 @@ class _SharedTensor(NamedTuple):
         return cls(t._version, t.data_ptr(), value)
 
     def differs(self, now: Tensor) -> bool:
-        """Whether it has changed since. A mask may be written anew with the same values."""
+        """Whether the tensor has changed since. Forward may write a mask anew with equal values."""
         if now._version == self.version and now.data_ptr() == self.address:
             return False
         if self.value is None:

@@ -53,7 +53,7 @@ class FederatedModule(LightningModule):
         server: makes the server's optimizer: partial of a ``torch.optim`` class; ``SGD(lr=1)`` is
             FedAvg.
         channels_last: store convolution weights and images in channels_last, the faster layout.
-        eval_precision: of tests: ``bf16-mixed``, or None for the run's.
+        eval_precision: precision of tests: ``bf16-mixed``, or None for the run's.
 
     Raises Refusal if the task's columns do not include ``test/loss``, or do not begin with
     ``test/``.
@@ -96,7 +96,7 @@ class FederatedModule(LightningModule):
                 f"columns of task={type(task).__name__} must begin with test/, and one be"
                 f" test/loss: they are {list(task.columns)}."
             )
-        # of the present test: a column's scores, and their number
+        # for each column of the present test: the sum of the scores, and their number
         self.sums: dict[str, Tensor] = {}
 
     @property
@@ -210,7 +210,7 @@ class FederatedModule(LightningModule):
         return self.scores()
 
     def _keeping_task(self) -> AbstractContextManager[object]:
-        """After the block, a task that keeps something from one call to the next is as before."""
+        """Encloses a test. Afterwards a task that keeps something between calls is as before."""
         return unchanged(self.task) if self.traits.has_hidden_state else nullcontext()
 
     def scores(self) -> dict[str, float]:
@@ -300,12 +300,12 @@ class FederatedModule(LightningModule):
 
 
 def hears_of_steps(callback: Callback) -> bool:
-    """Whether it implements ``on_after_backward``, in its class or, like ``LambdaCallback``, in the
-    object.
+    """Whether a callback implements ``on_after_backward``, in its class or, like
+    ``LambdaCallback``, in the object.
     """
     return getattr(callback.on_after_backward, "__func__", None) is not Callback.on_after_backward
 
 
 def copied(state: Mapping[str, Any]) -> dict[str, Any]:
-    """An optimizer's state of a parameter, with copies of its tensors."""
+    """The optimizer's state of one parameter, with copies of its tensors."""
     return {key: v.clone() if isinstance(v, Tensor) else v for key, v in state.items()}

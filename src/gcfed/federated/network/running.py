@@ -15,7 +15,7 @@ from gcfed.federated.protocol.messages import Params
 
 
 class LoneClient:
-    """A single client, in the user's own network, which has the client's tensors."""
+    """Runs a single client in the user's own network, which has the client's tensors."""
 
     def __init__(self, lent_network: LentNetwork, tensors: ClientTensors) -> None:
         self.lent_network = lent_network
@@ -27,7 +27,7 @@ class LoneClient:
 
     @cached_property
     def leaves(self) -> Params:
-        """The trained tensors, ``[1, *shape]``; the network has the client's.
+        """The trained tensors, ``[1, *shape]``, while the network has the client's tensors.
 
         A leaf and its parameter share memory and a version counter, so autograd notices an edit of
         a leaf that its graph still needs.
@@ -57,7 +57,7 @@ class LoneClient:
                 leaf.grad.add_(grad)
 
     def taken_grads(self) -> list[Tensor | None]:
-        """The gradients of the network's parameters, which lose them."""
+        """Takes the gradients from the network's parameters."""
         grads = []
         for name in self.leaves:
             parameter = self.lent_network.tensors[name]
@@ -67,7 +67,7 @@ class LoneClient:
 
 
 class SideBySide:
-    """The first n clients, by ``torch.func.vmap`` over the network, which keeps its own tensors.
+    """Runs the first n clients by ``torch.func.vmap`` over the network. It keeps its own tensors.
 
     Attributes:
         leaves: the trained tensors, ``[n, *shape]``, in the clients' memory.
@@ -111,7 +111,7 @@ def run_side_by_side(
         run = vmap(tap.on, in_dims=(0, 0, None), randomness="different")
         outputs, assigned = run(state, x_KB, first)
         return tap.output(outputs), assigned
-    # torch may be unable to batch the network
+    # A single client needs no vmap, and torch may be unable to batch the network.
     own_state = {name: t.squeeze(0) for name, t in state.items()}
     outputs, assigned = tap.on(own_state, x_KB.squeeze(0), first)
     assigned = {name: t.unsqueeze(0) for name, t in assigned.items()}

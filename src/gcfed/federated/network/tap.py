@@ -33,7 +33,7 @@ class Slot(NamedTuple):
     home: dict[str, Any]  # a module's parameters or buffers
     key: str
     name: str
-    # of a table of tokens: the row of the padding, which the module gives no gradient
+    # the row of an embedding that stands for padding; the module gives it no gradient
     padding: int | None = None
 
     @property
@@ -85,7 +85,7 @@ class Tap:
         self.tap_stages = stages
 
     def __call__(self, x: Tensor, first: int = 0) -> tuple[Tensor, ...]:
-        """(logits, features if tapped, *stages if tapped).
+        """Returns (logits, features if tapped, *stages if tapped).
 
         With ``first``, x is the input of that stage.
         """
@@ -103,9 +103,9 @@ class Tap:
     def on(
         self, state: Mapping[str, Tensor], x: Tensor, first: int = 0
     ) -> tuple[tuple[Tensor, ...], Params]:
-        """The same on these tensors, by name.
+        """Calls the network on these tensors, by name.
 
-        Also returns those that forward has put in their place.
+        Returns the outputs, and the tensors that forward has put in the place of these.
         """
         used = [slot for slot in slots(self.net) if slot.name in state]
         before = [slot.tensor for slot in used]

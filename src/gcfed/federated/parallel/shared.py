@@ -1,7 +1,7 @@
 """Sums of forked processes in memory that they share.
 
-torch's gloo sends them over the loopback interface: for the 1.3 MB of a small model it takes
-threads and copies of several milliseconds of processor time.
+torch's gloo would send them over the loopback interface. For the 1.3 MB of a small model its
+threads and copies take several milliseconds of processor time.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 SLOT = 1 << 21  # bytes that a process adds at a time, few enough for a core's cache
 ALIGNMENT = 16  # bytes; of a complex128, the largest number
-PATIENCE_MS = 1000  # between two looks at whether the other processes live
+PATIENCE_MS = 1000  # time between two checks that the other processes live
 
 Pair = tuple[Tensor, Tensor]  # a process's own numbers, and the memory of their sum; [n] each
 
@@ -30,12 +30,12 @@ class SharedSums:
     begin with the next numbers while another one still copies.
 
     Args:
-        num_processes: with the calling one, which has rank 0.
+        num_processes: their number. The calling process is one of them, and has rank 0.
         are_alive: whether the other processes live. Called in rank 0, while it waits.
 
     Attributes:
-        present: that of the run whose processes this one belongs to; None in other runs.
-        rank: of this process; a fork sets its own.
+        present: the object of the present run, on each of its processes; None if it has none.
+        rank: rank of this process; a fork sets its own.
     """
 
     present: ClassVar[SharedSums | None] = None
@@ -50,7 +50,7 @@ class SharedSums:
         self._set = 0  # the present one of the two sets
         # Each process waits at its own door, and the others knock.
         self._doors = [os.eventfd(0) for _ in range(num_processes)]
-        self._knocks = 0  # heard and not used
+        self._knocks = 0  # knocks that were heard and are not used yet
 
     def close(self) -> None:
         for door in self._doors:
@@ -120,14 +120,14 @@ class SharedSums:
 
 
 def _is_readable(descriptor: int) -> bool:
-    """Waits until something can be read; not for long."""
+    """Waits until something can be read, at most ``PATIENCE_MS``."""
     poll = select.poll()
     poll.register(descriptor, select.POLLIN)
     return bool(poll.poll(PATIENCE_MS))
 
 
 def _portions(pairs: Iterable[Pair]) -> Iterator[list[Pair]]:
-    """Pieces of these tensors, those that fit together into a slot."""
+    """Yields pieces of these tensors, in groups that fit into a slot."""
     portion: list[Pair] = []
     free = SLOT
     for own, total in pairs:

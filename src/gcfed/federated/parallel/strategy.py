@@ -74,7 +74,7 @@ class ForkLauncher(_Launcher):
             if failure:
                 raise ChildProcessError(failure)
             return result
-        except RuntimeError as error:  # as torch reports that another process is gone
+        except RuntimeError as error:  # torch may report that another process is gone
             failure = self._join()
             if not failure:
                 raise
@@ -140,8 +140,8 @@ class ForkLauncher(_Launcher):
 def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
     """Does the work of a forked process.
 
-    In a new thread, because GNU OpenMP would wait forever for the threads that the parent's main
-    thread had.
+    It works in a new thread, because GNU OpenMP would wait forever for the threads that the
+    parent's main thread had.
     """
     end_with_parent()  # a kill of rank 0 ends the run
     signal.signal(_STOP, signal.SIG_DFL)
@@ -153,7 +153,7 @@ def _child(rank: int, threads: int, function: Callable[[], Any]) -> None:
     SharedSums.present.rank = rank
     with ThreadPoolExecutor(1, initializer=torch.set_num_threads, initargs=(threads,)) as thread:
         thread.submit(function).result()
-        # not after a failure: the others notice that this process has ended
+        # After a failure, the others notice that this process has ended.
         thread.submit(_leave_group).result()
 
 
@@ -282,7 +282,7 @@ def _processes_on_cpu(net: nn.Module, models: int) -> int:
     """One process per core, as far as half of the free memory suffices; a single one where a run
     cannot fork.
     """
-    # a script before its srun
+    # the script of a job, which will start its processes with srun
     in_job = "LOCAL_RANK" in os.environ or int(os.environ.get("SLURM_NTASKS", 1)) > 1
     if in_job or not can_fork():
         return 1

@@ -170,7 +170,7 @@ class Grid:
                     self._add(piece, totals, weight)
 
     def _add_on_gpu(self, values_K: Mapping[str, Tensor], weight_K: Tensor) -> None:
-        """Does not read the weights or the terms, which would wait for the device."""
+        """Adds terms without a look at weights and terms, which would wait for the device."""
         for row, weight in enumerate(weight_K):
             for start, piece, totals in self._filled(values_K, row):
                 piece.mul_(weight).masked_fill_(weight == 0, 0.0)
@@ -181,8 +181,8 @@ class Grid:
     def _filled(
         self, values_K: Mapping[str, Tensor], row: int
     ) -> Iterator[tuple[int, Tensor, list[Tensor]]]:
-        """Copies a client's entries into the buffer, a piece at a time: its first entry, the piece,
-        and its totals.
+        """Copies a client's entries into the buffer, a piece at a time. Yields the place of the
+        piece, the piece, and its totals.
         """
         self._terms += 1
         for number, segments in enumerate(self._pieces):
@@ -249,7 +249,7 @@ class Grid:
             return self._by_name(total)
         *totals, has_coarse = reduced
         digits = list(self.digits)
-        # On a GPU every process has one, and to ask would wait for the device.
+        # On a GPU every process has a coarse grid, and a look at it would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
             coarse = torch.zeros_like(totals[0]) if self._coarse is None else self._coarse
             totals += reduce([coarse])

@@ -64,7 +64,7 @@ class ClientPart(Part):
     def before_step(
         self, stack: ClientStack, batch: Batch, objective: Callable[[], Tensor]
     ) -> None:
-        """Before the forward pass; may move the weights, and must move them back in
+        """Called before the forward pass. May move the weights, and must move them back in
         ``on_after_backward``.
 
         ``order`` must be ``MOVES_WEIGHTS``. ``objective()`` is the whole objective, ``[n]``, at the
@@ -83,7 +83,7 @@ class ClientPart(Part):
         """
 
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
-        """After the optimizer's step; may move the weights, with ``order =
+        """Called after the optimizer's step. May move the weights, with ``order =
         Order.MOVES_WEIGHTS``.
         """
 

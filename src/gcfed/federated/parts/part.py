@@ -34,7 +34,8 @@ class Order(IntEnum):
     The parts of a run are called in this order.
     """
 
-    # moves them back before others read them; a server part moves the start before others read it
+    # moves the weights of a step, and moves them back before other parts read them; a server part
+    # moves the start before other parts read it
     MOVES_WEIGHTS = 0
     CORRECTS = 1  # terms and corrections of the gradient, GC last
     PROJECTS = 2  # on a subspace, which a gradient that is edited later would leave
@@ -117,7 +118,7 @@ class Part(Callback):
         return self.method or type(self).__name__
 
     def trained(self, tensors: Mapping[str, Tensor]) -> Params:
-        """Those of the parameters that are trained, in order, by name."""
+        """The trained parameters among these tensors, in order, by name."""
         return {name: tensors[name] for name in self.trained_names}
 
     def check_run(self, setup: Setup) -> None:
@@ -167,7 +168,7 @@ AGGREGATOR_METHODS = ("validate", "for_extra", "add", "reduce")
 
 
 def limit_of(aggregator: Any) -> float:
-    """Its ``limit``.
+    """The ``limit`` of an aggregator.
 
     An aggregator without one may use a mean, so it gets only numbers that sums can add.
     """

@@ -63,8 +63,8 @@ class ServerPart(Part):
         """
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
-        """A batch of the test split: outputs of the new global model, ``[B, …, C]``, and labels,
-        ``[B, …]``.
+        """Gets a batch of the test split: outputs of the new global model, ``[B, …, C]``, and
+        labels, ``[B, …]``.
 
         Called in tested rounds, on the process that tests this batch.
         """

@@ -62,14 +62,14 @@ class Transport(Protocol):
         receive: Callable[[Upload], None],
         expected: Expected,
     ) -> Outcome:
-        """Lets those of the clients train that this process has. The processes share the work of
-        the download's cohort.
+        """Trains the clients that this process has. The processes share the work of the download's
+        cohort.
 
         Args:
             clients: all or some of the cohort, ``[K]``.
             receive: called with the uploads of K clients at a time, in any order. Nobody else holds
                 an upload, so its memory is free when ``receive`` drops it.
-            expected: the tensors of an upload. A transport to sites refuses other ones.
+            expected: the tensors of an upload. A transport to sites refuses other tensors.
         """
 
     def rehearse(

@@ -32,8 +32,9 @@ def finite_clients(tensors_K: Mapping[str, Tensor], limit: float = inf) -> Tenso
 
 
 def _finite_on_gpu(tensors_K: Sequence[Tensor], limits: Sequence[float]) -> Tensor:
-    """With few kernels for all tensors and clients; a CPU would take three to eight times as long
-    as with :func:`_finite_on_cpu`.
+    """Uses few kernels for all tensors and clients.
+
+    A CPU would take three to eight times as long as with :func:`_finite_on_cpu`.
     """
     by_limit = defaultdict(list)
     for t, limit in zip(tensors_K, limits, strict=True):
@@ -70,7 +71,7 @@ def are_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 def sendable(upload: Upload, limit: float) -> Tensor:
     """Which clients sent only numbers that the server can aggregate, bool ``[K]``; ``limit`` as
-    above.
+    in :func:`finite_clients`.
     """
     sent = (upload.delta, *upload.extra.values())
     return torch.stack([finite_clients(tensors, limit) for tensors in sent]).all(0)

@@ -53,8 +53,8 @@ class Download(Message):
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
         sent_bytes: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
             than tensors have.
-        used: index of the round that uses the answers of late clients, for measurements. None: that
-            of the download.
+        used: index of the round that uses the answers of late clients, for measurements. None: the
+            round of the download.
     """
 
     round: int

@@ -117,7 +117,9 @@ def _read_groups(
     """Tensors by name, of each of these names."""
     if not isinstance(sent, dict) or sent.keys() != like.keys():
         known = ", ".join(like) or "none"
-        raise MessageError(f"{what} cannot be {shortened(sent)}, because asked were {known}.")
+        raise MessageError(
+            f"{what} cannot be {shortened(sent)}, because the server asked for {known}."
+        )
     groups = {}
     for name in like:
         groups[name] = _read_tensors(f"{what}.{name}", sent[name], like[name], *clients)
@@ -125,7 +127,7 @@ def _read_groups(
 
 
 def _read_levels(sent: Any, expected: Mapping[str, int], k: int) -> dict[str, Levels]:
-    """The norms of the quantized entries of Δ, by name, and the number of bits that was asked."""
+    """The quantized entries of Δ, by name: the norms that were sent, and the expected bits."""
     like = torch.zeros((), dtype=torch.float32)  # in float64 runs, too
     norms = _read_tensors("the norms of levels", sent, dict.fromkeys(expected, like), k)
     for name, norms_K in norms.items():

@@ -25,7 +25,7 @@ class Kind(NamedTuple):
     """What distinguishes local steps: steps of the same kind do the same operations."""
 
     active: int  # number of clients that train
-    size: int  # of the largest batch
+    size: int  # size of the largest batch
     even: bool  # whether all batches have this size, so that none is padded
 
 
@@ -43,7 +43,7 @@ class Batching:
     def count(self, num_samples: int) -> int:
         """The number of mini-batches in a pass.
 
-        Without their list, because a site says how many samples it has.
+        It does not list them, because a site may state any number of samples.
         """
         whole, rest = divmod(num_samples, self.batch_size)
         dropped = self.last_batch == "drop" and whole > 0
@@ -88,7 +88,7 @@ class BatchPlan:
     counts: np.ndarray
 
     def __post_init__(self) -> None:
-        # What a single client has fetched: samples, labels and counts from this step on.
+        # Samples, labels and counts that a single client has fetched, from this step on.
         self._first_fetched = 0
         self._fetched: list[tuple[Tensor, ...]] = []
         self._counts = on_device(self.counts, self.index.device, torch.float32)
@@ -183,7 +183,7 @@ class BatchPlan:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """A single client's samples, labels and count in a step.
 
-        Those of the next steps are fetched at once.
+        It fetches those of the next steps, too.
         """
         if not 0 <= step - self._first_fetched < len(self._fetched):
             self._fetch(data, step)

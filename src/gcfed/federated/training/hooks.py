@@ -14,7 +14,9 @@ from gcfed.tasks import Batch
 
 @dataclass(frozen=True)
 class StepHooks:
-    """The functions that each local step of a round calls, those of a kind in the methods' order.
+    """The functions that each local step of a round calls.
+
+    Functions of one kind are in the order of the methods.
 
     Attributes:
         before_step, calibrate, local_loss, after_step: hooks of client parts

@@ -21,7 +21,7 @@ from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.recorder import Recorder, Step
 from gcfed.optim.partial import unprofiled_step
 
-MAX_RECORDINGS = 128  # of one stack: each takes memory
+MAX_RECORDINGS = 128  # of one stack, because each takes memory
 MakeStep = Callable[[int | Tensor, Kind], None]  # takes the number of a step and its kind
 
 
@@ -49,7 +49,7 @@ class LocalTraining:
         self.plan = plan
         self.optimizer = optimizer
         self.update = unprofiled_step(optimizer)
-        # of each step: the active clients' losses, and their numbers of labels
+        # the active clients' losses in each step, and their numbers of labels
         self._losses: list[Tensor] = []
         self._labels: list[Tensor] = []
 
@@ -154,10 +154,10 @@ class RecordedTraining(LocalTraining):
         self._recordings: dict[Kind, Step | None] = {}
         # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
         self._loss_tables: list[Tensor] = []
-        # of the optimizer: each parameter's, of all K clients
+        # the optimizer's state of each parameter, for all K clients
         self._optimizer_states: list[dict[str, Any]] = []
         self._prepared: dict[int, Mapping[str, Any]] = {}  # by part
-        # Clients that are done and train on: views of their tensors, and their values
+        # views of the tensors of clients that are done and train on, and the values to restore
         self._done_rows: list[tuple[list[Tensor], list[Tensor]]] = []
         self._plan_tables = [
             table.new_zeros(len(table), room, *table.shape[2:]) for table in plan.tables

@@ -23,7 +23,7 @@ def is_close(found: Tensor, expected: Tensor, rounding: float = 0.0) -> bool:
     """Whether two tensors agree, entry by entry.
 
     Args:
-        rounding: how far apart two entries may be in addition.
+        rounding: an absolute difference that two entries may have in addition to the tolerance.
     """
     if found.dtype != expected.dtype:  # autocast in a stack may cast other tensors
         return False

@@ -91,13 +91,13 @@ class Passes:
         return self.first()
 
     def begin_anew(self) -> None:
-        """Makes the network as it was, except for what it needs to run."""
+        """Gives the network its first state, in the layout that it needs to run."""
         self.fresh.restore()
         if self.contiguous:
             make_contiguous(self.net)
 
     def scaled(self, tensors: Params, factor: float) -> Params:
-        """These tensors, the trained ones times a factor."""
+        """These tensors. The trained ones are multiplied by a factor."""
         scaled = dict(tensors)
         for name in self.trained:
             scaled[name] = tensors[name] * factor
@@ -111,8 +111,8 @@ class Passes:
         start: Params | None = None,
         num_real: int | None = None,
     ) -> Pass:
-        """A forward pass, with labels ``y`` also a backward pass, on copies of ``start``, by
-        default of the network's tensors. All passes draw the same random numbers.
+        """Runs a forward pass on copies of ``start``, by default of the network's tensors. With
+        labels ``y`` it runs a backward pass, too. All passes draw the same random numbers.
 
         Args:
             num_real: the number of samples. The other rows are padding.
@@ -194,7 +194,7 @@ class Passes:
         )
 
     def loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
-        """The sum of K clients' mean losses, as in training, of a new task.
+        """The sum of K clients' mean losses, as in training. The task begins with its first state.
 
         Args:
             counts: how many samples of each client are real. Its other rows are padding.
@@ -203,7 +203,7 @@ class Passes:
         return self.next_loss(out_KB, x, y_KB, counts)
 
     def next_loss(self, out_KB: Tensor, x: Tensor, y_KB: Tensor, counts: Sequence[int]) -> Tensor:
-        """The same, of the task as earlier calls have left it."""
+        """As :meth:`loss`, but the task keeps the state that earlier calls have left."""
         counts_K = torch.tensor(counts, dtype=torch.float32, device=x.device)
         batch = Batch.of(x, y_KB, counts_K, even=min(counts) == y_KB.shape[1])
         try:

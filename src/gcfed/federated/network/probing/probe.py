@@ -97,7 +97,7 @@ def probe(
 
 
 class _Probe:
-    """The order of the passes, and the conclusions from them."""
+    """Runs the passes in order, and draws the conclusions."""
 
     def __init__(self, passes: Passes) -> None:
         self.passes = passes
@@ -160,7 +160,7 @@ class _Probe:
         return ""
 
     def compare_later_passes(self, first: Pass) -> str:
-        """Passes in evaluation mode, and after others.
+        """Runs passes in evaluation mode, and after other passes.
 
         Returns why clients cannot train in one stack; empty if they can.
         """
@@ -211,7 +211,7 @@ class _Probe:
     def compare_in_a_stack(
         self, hidden: str, averaged: Sequence[str], alone: bool
     ) -> tuple[str, str]:
-        """Passes on other tensors and with other samples.
+        """Runs passes on other tensors and with other samples.
 
         Args:
             hidden: what :meth:`compare_later_passes` found.
