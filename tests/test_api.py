@@ -18,7 +18,8 @@ from run_folders import write_run
 from safetensors.torch import load_file
 
 import gcfed
-from gcfed.folders.folder import CHECKPOINT, EXPORT
+from gcfed.folders.folder import CHECKPOINT, EXPORT, read_run
+from gcfed.folders.measures import measure_of, value
 from gcfed.folders.reading import read_metrics
 from gcfed.utils.resolvers import ROOT
 
@@ -289,6 +290,30 @@ def test_an_invalid_comparison_is_refused(tmp_path, more, seeds, sentence):
 
 
 OWN = "personal/local_acc"
+
+
+@pytest.mark.parametrize("rounds", [29, 30])
+@pytest.mark.parametrize("named", ["test/acc", "test/rmse", "val/acc", "val/mse", None])
+@pytest.mark.parametrize("result", ["test/acc", "test/rmse", "test/loss"])
+def test_a_comparison_has_the_numbers_of_the_report(tmp_path, rounds, named, result):
+    """By the same measure, whether the column is named or is that of the result."""
+    column = named or result
+    folders = {}
+    frames = {}
+    for seed in (1, 2, 3):
+        values = [0.5 + 0.1 * seed / number for number in range(1, rounds + 1)]
+        rows = [{column: number, result: number} for number in values]
+        folder = folders["a", seed] = tmp_path / f"a_{seed}"
+        frames["a", seed] = write_run(folder, rows, summary={"rounds": rounds}, seed=seed).metrics
+    frame = pd.concat(frames, names=["method", "seed", "round"])
+    comparison = gcfed.Comparison(frame, folders)
+    table = comparison.table(named)
+    runs = [read_run(folder) for folder in folders.values()]
+    measure = measure_of(column, [run.rounds for run in runs])
+    mean = np.mean([value(run, measure) for run in runs])
+    assert table["mean"]["a"] == pytest.approx(mean * (100 if "acc" in column else 1))
+    is_mean = "acc" in column and rounds == 30
+    assert table["rounds"]["a"] == (10 if is_mean else 1)
 
 
 def compared(root, **methods):

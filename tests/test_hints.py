@@ -179,6 +179,18 @@ def test_a_bare_word_is_refused_with_what_to_type(command, words, sentence):
     assert sentence in said(*words, command=command)
 
 
+@pytest.mark.parametrize("flag", ["--config-dir", "--config-name", "--config-path", "--package"])
+def test_a_flag_without_a_value_is_refused(flag):
+    """Hydra passes over an empty one."""
+    for words in ([f"{flag}="], [flag, ""]):
+        assert said(*words) == f"{flag} has no value."
+
+
+def test_an_empty_folder_is_not_the_working_folder():
+    with refuses("config_dir has no value"):
+        gcfed.configure(config_dir="")
+
+
 def test_flags_of_hydra_are_not_taken_for_settings():
     refuse_words(["-m", "--config-dir", "conf", "--cfg=job", "seed=1"], CONFIGS / "train.yaml")
 

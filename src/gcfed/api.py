@@ -13,13 +13,13 @@ from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.folders.columns import is_accuracy
 from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
-from gcfed.folders.measures import WINDOW, are_short, parse, smooth, value
+from gcfed.folders.measures import parse, smooth, value, window_of
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.versions import mixed_versions
@@ -261,6 +261,15 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     return frame
 
 
+class _Judged(NamedTuple):
+    """How the methods of a comparison are judged."""
+
+    column: str
+    window: int  # the mean of the tests in the last so many rounds
+    methods: list[Name]
+    not_compared: Mapping[str, str]  # a method that is left out → why
+
+
 @dataclass(repr=False)
 class Comparison:
     """Runs of several methods with several seeds."""
@@ -301,7 +310,8 @@ class Comparison:
         Args:
             column: None: the column that the methods declare as their result. A method that cannot
                 be compared with the others is left out, and the log says why.
-            rounds: None: ten, or the last value alone if a run has fewer than thirty rounds.
+            rounds: None: as in the report. That is ten for an accuracy if each run has at least
+                thirty rounds, else the last value alone.
             baseline: a method. Adds the mean ``difference`` to it, seed by seed, its 95 % interval
                 from ``difference_low`` to ``difference_high``, and the number of ``pairs``.
                 Accuracies differ by points.
@@ -312,11 +322,10 @@ class Comparison:
 
         from gcfed.reporting.verdict import interval
 
-        column, methods, not_compared = self._judged_by(column)
+        column, window, methods, not_compared = self._judged_by(column)
         curves = self.curves(column, methods)
         if rounds is None:
-            lengths = [runs.apply(pd.Series.last_valid_index).min() for runs in curves.values()]
-            rounds = 1 if are_short(lengths) else WINDOW
+            rounds = window
         unit, factor = ("%", 100) if is_accuracy(column) else ("", 1)
         numbers_of = {}  # by method, then by seed
         for method, runs in curves.items():
@@ -349,8 +358,8 @@ class Comparison:
         folders = [folder for (other, _), folder in self.folders.items() if other == method]
         return sum(read_run(folder).state == DIVERGED for folder in folders)
 
-    def _judged_by(self, column: str | None) -> tuple[str, list[Name], Mapping[str, str]]:
-        """The column, the methods that it judges, and why others are left out, by name.
+    def _judged_by(self, column: str | None) -> _Judged:
+        """By what the methods are compared, which are, and why others are not.
 
         Args:
             column: None: that of the methods' result.
@@ -358,7 +367,9 @@ class Comparison:
         from gcfed.reporting.judged import judged
 
         if column is not None:
-            return column, self._methods, {}
+            rounds = self.frame.index.to_frame(index=False)
+            lengths = rounds.groupby(["method", "seed"])["round"].max()
+            return _Judged(column, window_of(column, lengths), self._methods, {})
         runs: dict[str, list[Run]] = {str(method): [] for method in self._methods}
         for (method, _), folder in self.folders.items():
             runs[str(method)].append(read_run(folder))
@@ -366,7 +377,8 @@ class Comparison:
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
         compared = [method for method in self._methods if str(method) not in decision.not_compared]
-        return parse(decision.measure).column, compared, decision.not_compared
+        measure = parse(decision.measure)
+        return _Judged(measure.column, measure.window or 1, compared, decision.not_compared)
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard
@@ -380,7 +392,7 @@ class Comparison:
         from gcfed.plots.style import looks
         from gcfed.reporting.figures import curves
 
-        column, methods, _ = self._judged_by(column)
+        column, _, methods, _ = self._judged_by(column)
         self.curves(column, methods)  # raises for an unknown column
         shown = []
         for (method, _), folder in self.folders.items():

@@ -53,6 +53,8 @@ def _name_of_folder(name: str) -> str:
     return name
 
 
+PathText = Annotated[str, Field(min_length=1)]  # an empty one would be the working folder
+
 RANGES: dict[str, Any] = {
     "name": Annotated[str, AfterValidator(_name_of_folder)],
     "rounds": Count,
@@ -65,8 +67,10 @@ RANGES: dict[str, Any] = {
     "precision_matmul": Literal["high", "medium"] | None,
     "targets": Sequence[Share],
     "optimized_metric": str | None,
-    "ckpt_path": str | None,
-    "client_store.folder": Annotated[str, Field(min_length=1)] | None,
+    "ckpt_path": PathText | None,
+    "paths.data_dir": PathText,
+    "paths.log_dir": PathText,
+    "client_store.folder": PathText | None,
     "channels_last": bool,
     "extras.figures": bool,
     "participation.num_clients": Count | None,

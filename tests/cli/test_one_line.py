@@ -5,7 +5,7 @@ import sys
 
 import numpy as np
 import pytest
-from conftest import composer
+from conftest import composer, refuses
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -127,6 +127,9 @@ WRONG = {
     "participation.faults.dropout=1": "participation.faults.dropout",
     "optimized_metric=3": "optimized_metric",
     "client_store.folder=''": "client_store.folder",
+    "ckpt_path=''": "ckpt_path",
+    "paths.log_dir=''": "paths.log_dir",
+    "paths.data_dir=''": "paths.data_dir",
     "participation.num_clients=0": "participation.num_clients",
     "callbacks.checkpoint.every=1.5": "callbacks.checkpoint.every",
     "participation.per_round=2.5": "participation.per_round",
@@ -243,6 +246,14 @@ def test_debug_shows_the_traceback_of_a_refusal(typed, tmp_path):
 
 
 @pytest.mark.parametrize("typed_measures", ["best:test/acc", ["best:test/acc"]])
+@pytest.mark.parametrize("key", ["roots", "out"])
+def test_an_empty_path_of_the_report_is_not_the_working_folder(key):
+    cfg = OmegaConf.load(CONFIGS / "report.yaml")
+    for value in ("", [""]):
+        with refuses(rf"{key}.* must be a "):
+            commands._report(OmegaConf.merge(cfg, {key: value}))
+
+
 def test_the_report_takes_one_measure_without_brackets(monkeypatch, typed_measures):
     given = {}
     monkeypatch.setattr(

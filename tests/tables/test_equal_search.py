@@ -6,7 +6,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import refuses
-from pretend import Trainer, go, plain, whole
+from pretend import Trainer, finish, go, plain, whole
 from run_folders import accuracies
 
 from gcfed.metrics.base import ServerMetric
@@ -300,3 +300,20 @@ def test_a_search_starts_with_its_points(tuned):
     ]
     assert first == [0.25, 0.75, 0.5]
     assert drawn not in first
+
+
+def test_before_its_search_no_run_is_a_cells(tuned, capsys):
+    """A run with the default settings has finished in each cell's folder, and elsewhere."""
+    going = trainer()
+    defaults = ["rounds=1", "algorithm=fedavg", "gc=none", "seed=1"]
+    for folder in (tuned.folder.parent / "fedavg_digits_s1", plain.logs / "elsewhere"):
+        finish(folder, defaults, 1, plain)
+    assert tuned(going, "compare=true") == 0
+    said = capsys.readouterr().out
+    assert said.count("its search has not begun") == 4
+    assert "0 finished" in said
+    assert "50.00" not in said
+    assert tuned(going, "dry_run=true") == 0
+    said = capsys.readouterr().out
+    assert "0 finished, 0 to continue, 4 to start" in said
+    assert not going.jobs

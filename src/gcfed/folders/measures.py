@@ -219,9 +219,17 @@ def value(run: Run, measure: str) -> float | None:
 
 
 def measure_of(column: str, rounds: Iterable[int]) -> str:
-    """``last10:`` and an accuracy's column if no run is short, else ``final:``."""
-    is_mean = is_accuracy(column) and not are_short(rounds)
-    return f"last10:{column}" if is_mean else f"final:{column}"
+    """The measure of a column by which runs of so many rounds are compared: ``last10:`` or
+    ``final:``.
+    """
+    return f"last10:{column}" if window_of(column, rounds) == WINDOW else f"final:{column}"
+
+
+def window_of(column: str, rounds: Iterable[int]) -> int:
+    """Of how many rounds a comparison takes the mean: ten for an accuracy if no run is short, else
+    1, the last value.
+    """
+    return WINDOW if is_accuracy(column) and not are_short(rounds) else 1
 
 
 def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:

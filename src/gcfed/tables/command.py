@@ -123,7 +123,10 @@ def _refuse_misspelt(word: str, key: str) -> None:
 
 
 def _value(word: str) -> Any:
+    """Raises Refusal if there is none: ``seeds=`` would mean all seeds, and ``search=`` none."""
     key, _, text = word.partition("=")
+    if not text:
+        raise Refusal(f"{word} has no value.")
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError:
@@ -131,9 +134,10 @@ def _value(word: str) -> Any:
 
 
 def _truth(word: str) -> bool:
-    value = _value(word)
+    key, _, text = word.partition("=")
+    value = _value(word) if text else None
     if not isinstance(value, bool):
-        raise Refusal(f"{word}: write {word.partition('=')[0]}=true or false.")
+        raise Refusal(f"{word}: write {key}=true or false.")
     return value
 
 
@@ -251,15 +255,21 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
     lost: Mapping[str, str] = {}
     trials: Sequence[tuple[DictConfig, int]] = ()
     best: Mapping[str, Sequence[str]] = {}
+    open_cells: Sequence[str] = ()
     if table.search:
         from gcfed.tables.search import tune  # Optuna, an extra
 
-        tuned = tune(table.search, jobs, root, request.dry_run or request.compare)
+        tuned = tune(table.search, jobs, root, dry_run=request.dry_run, train=not request.compare)
         jobs = tuned.jobs
         lost = tuned.lost
         trials = tuned.left
         best = tuned.best
+        open_cells = tuned.open_cells
     works = running.look_up(jobs, root, logs)
+    for work in works.values():
+        if work.job.cell in open_cells:  # whatever has run there has not the settings to come
+            work.state = NEW
+            work.rounds = 0
     number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
     return State(title, works, planned.gaps, lost, trials, best)

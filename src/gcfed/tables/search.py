@@ -52,6 +52,10 @@ class CellSearch:
         results = yaml.safe_load(path.read_text(encoding="utf-8"))
         return [f"{key}={value}" for key, value in results["best_params"].items()]
 
+    def trials_left(self, search: Search) -> int:
+        """How many trials have not begun."""
+        return max(0, search.n_trials - len([*self.folder.glob("trial_*")]))
+
 
 @dataclass
 class Tuned:
@@ -60,12 +64,20 @@ class Tuned:
     jobs: dict[str, Job] = field(default_factory=dict)  # with the best parameters of their cells
     best: dict[str, list[str]] = field(default_factory=dict)  # those parameters, by cell
     lost: dict[str, str] = field(default_factory=dict)  # why a job is left out, by its title
+    # cells whose jobs a dry run counts without the parameters that their search will choose
+    open_cells: list[str] = field(default_factory=list)
     # the trials that a dry run leaves to do: their configs and rounds
     left: list[tuple[DictConfig, int]] = field(default_factory=list)
 
 
-def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> Tuned:
-    """Searches each cell of the jobs, or counts the trials that are left.
+def tune(
+    search: Search, jobs: Mapping[str, Job], root: Path, *, dry_run: bool, train: bool
+) -> Tuned:
+    """Searches each cell of the jobs. A job whose search has chosen nothing is left out.
+
+    Args:
+        dry_run: counts the trials that are left instead, and keeps the jobs that wait for them.
+        train: False: the searches are read as they are.
 
     Raises Refusal, before any search, if a config or a space is invalid, or if a job and a search
     share a seed.
@@ -80,22 +92,27 @@ def tune(search: Search, jobs: Mapping[str, Job], root: Path, dry_run: bool) -> 
     _report_unused(search, cells.values())
     tuned = Tuned()
     for one in searches:
-        left = 0
         if dry_run:
-            left = max(0, search.n_trials - len([*one.folder.glob("trial_*")]))
+            left = one.trials_left(search)
             tuned.left += [(one.cfg, one.cfg.rounds)] * (left * (len(search.seeds) or 1))
-        else:
+        elif train:
             print(f"search for {one.cell}", flush=True)
             run_trials(search, one)
         chosen = one.best()
-        if chosen is not None or left:
-            tuned.best[one.cell] = chosen or []
+        if chosen is not None:
+            tuned.best[one.cell] = chosen
+        elif dry_run and left:
+            tuned.open_cells.append(one.cell)
     for folder, job in jobs.items():
         if job.cell in tuned.best:
             tuned.jobs[folder] = job._replace(overrides=[*job.overrides, *tuned.best[job.cell]])
+        elif job.cell in tuned.open_cells:
+            tuned.jobs[folder] = job
         else:
             trials = root / "searches" / job.cell / TRIALS
             tuned.lost[job.title] = f"no trial of its search has a value: see {trials}"
+            if not trials.is_file():
+                tuned.lost[job.title] = "its search has not begun"
     return tuned
 
 

@@ -96,6 +96,8 @@ def _is_path_with_odd_letters(value: str) -> bool:
 
 def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
     """The override with which Hydra also looks for files in a folder."""
+    if not str(config_dir):
+        raise Refusal("config_dir has no value: name a folder, as in --config-dir conf.")
     folder = Path(config_dir).absolute()
     if not folder.is_dir():
         raise MissingFile(f"config_dir={config_dir}: there is no such folder.")
@@ -293,6 +295,9 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     """
     flags = [word for word in typed if not is_override(word)]
     known, unknown = get_args_parser().parse_known_args(flags)
+    for name, value in vars(known).items():
+        if value == "":
+            raise Refusal(f"--{name.replace('_', '-')} has no value.")
     if unknown:
         key, _, value = unknown[0].lstrip("-").partition("=")
         behind = flags[flags.index(unknown[0]) + 1 :]
