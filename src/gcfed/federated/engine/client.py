@@ -37,7 +37,7 @@ class StackDraw(NamedTuple):
     """What is drawn for the clients of a stack before they train."""
 
     clients: np.ndarray  # their ids, [K], those with most steps first
-    plan: BatchPlan
+    plan: BatchPlan  # their mini-batches, as indices of samples
     seed: int  # of the generators from which networks draw
 
 
@@ -67,7 +67,7 @@ class ClientProgram:
 
     @cached_property
     def memory(self) -> TrainingMemory:
-        """Where local steps have their tensors."""
+        """Makes the tensors of a stack's training, or reuses those of an earlier stack."""
         return TrainingMemory(self.module, self.data, self.solver)
 
     def take_download(self, download: Download) -> ClientRound:
@@ -80,7 +80,7 @@ class ClientProgram:
         return ClientRound(self, download, self._step_hooks())
 
     def _step_hooks(self) -> StepHooks:
-        """What the local steps of a round call."""
+        """The hooks of parts and callbacks that local steps call, as one record."""
         parts = self.parts
         return StepHooks(
             before_step=[part.before_step for part in parts if part.overrides("before_step")],
@@ -207,7 +207,7 @@ class ClientRound:
             stack.lent_network.end()
 
     def _begin(self, drawn: StackDraw) -> LocalTraining:
-        """Clients that are ready to train from the download."""
+        """The local training of a stack before its first step: tensors, batches and optimizer."""
         program = self.program
         seed_generators(program.module.device, drawn.seed)
         if program.data.num_clients > 1:
@@ -307,6 +307,6 @@ class ClientRound:
 
 
 def declares_recordable(part: ClientPart) -> str | None:
-    """Its ``recordable``, without those of base classes: the hooks of a subclass may differ."""
+    """The part's own ``recordable``. A base class does not count, because hooks may differ."""
     of_class = vars(type(part)).get("recordable")
     return vars(part).get("recordable", of_class)

@@ -22,13 +22,13 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
         The row of metrics, and what was received.
     """
     started = time.perf_counter()
-    turn = server.schedule.turn(round_index)
-    round = server.begin(round_index, turn)
+    turn = server.schedule.turn(round_index)  # the cohort, and who was asked in vain
+    round = server.begin(round_index, turn)  # the cohort, the model and the learning rate
     download = server.broadcast(round)
     sums = server.empty_sums(round)
     # calls server.receive with the uploads of K clients at a time, in any order
-    outcome = server.train_clients(download, round, sums)
-    received = server.reduce(sums, round, outcome)  # over all processes
+    outcome = server.train_clients(download, round, sums)  # which clients did not answer
+    received = server.reduce(sums, round, outcome)  # the mean update, over all processes
     server.remember(received, download, sums.expected)
     if received.usable:
         server.finish(received)

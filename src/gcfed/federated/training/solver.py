@@ -201,6 +201,7 @@ class LocalSolver:
         """
         set_lr(training.optimizer, lr)
         step = partial(self._step, training, data, hooks)
+        # a step's kind: the number of clients that still train, and the size of their batches
         for number, kind in enumerate(training.plan.kinds):
             training.run(step, number, kind)
         training.stack.settle()
