@@ -63,7 +63,7 @@ class CNN(nn.Sequential):
     starts as torch does.
     """
 
-    graphable = True
+    recordable = True
 
     def __init__(self, input_shape: tuple[int, int, int], num_classes: int) -> None:
         channels, height, width = input_shape

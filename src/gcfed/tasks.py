@@ -75,12 +75,12 @@ class Task:
     shares: tuple[str, ...] = ()  # columns whose scores are from 0 to 1
     has_classes = False  # whether labels are classes and outputs their logits
     # whether a CUDA graph can record the losses of a user's class: the same operations every time
-    graphable = False
+    recordable = False
 
     @property
-    def can_be_recorded(self) -> bool:
+    def is_recordable(self) -> bool:
         """Whether a CUDA graph can record the losses."""
-        return self.graphable or type(self).__module__ == __name__
+        return self.recordable or type(self).__module__ == __name__
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The loss of every label of one client, ``[B]``; 0 where the label is padding.

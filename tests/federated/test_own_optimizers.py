@@ -150,8 +150,8 @@ def test_an_optimizer_without_a_learning_rate_is_refused():
         LocalSolver(NoRate, epochs=1, batch_size=4)
 
 
-class Graphable(Clamped):
-    graphable = True
+class Recordable(Clamped):
+    recordable = True
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ class Graphable(Clamped):
         (partial(SGD, lr=RATE, momentum=0.9), True),
         (partial(torch.optim.AdamW, lr=RATE), True),
         (partial(torch.optim.RMSprop, lr=RATE), True),
-        (Graphable, True),
+        (Recordable, True),
         (partial(torch.optim.Adagrad, lr=RATE, lr_decay=0.1), False),  # reads its count in Python
         (Own, False),
         (Clamped, False),

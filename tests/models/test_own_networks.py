@@ -33,7 +33,7 @@ from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.models.build import build_net
-from gcfed.models.facts import is_graphable
+from gcfed.models.facts import is_recordable_network
 from gcfed.models.own import apply_policy, batch_norms, fitted, timm_net, torchvision_net
 from gcfed.run import train
 from gcfed.tasks import Classification
@@ -207,15 +207,15 @@ def test_a_client_keeps_only_the_tensors_of_its_batch_norms_that_travel():
     assert torch.equal(net[1].weight, scale)
 
 
-def test_a_users_module_is_recorded_only_if_it_declares_graphable():
+def test_a_users_module_is_recorded_only_if_it_declares_recordable():
     net = nn.Sequential(nn.Flatten(), Net())
     assert not can_record(net, torch.device("cuda"))
-    net[1].graphable = True
-    assert is_graphable(net)
-    assert is_graphable(of_torchvision("squeezenet1_1", 32))
+    net[1].recordable = True
+    assert is_recordable_network(net)
+    assert is_recordable_network(of_torchvision("squeezenet1_1", 32))
 
 
-def test_a_users_loss_is_recorded_only_if_it_declares_graphable():
+def test_a_users_loss_is_recorded_only_if_it_declares_recordable():
     """A recording would repeat a loss that counts its calls or draws from NumPy."""
 
     class Own(Classification):
@@ -226,7 +226,7 @@ def test_a_users_loss_is_recorded_only_if_it_declares_graphable():
         module.trainer = Trainer(accelerator="cpu", logger=False, enable_checkpointing=False)
         program = ClientProgram(module, random_federation(), sgd(), [])
         assert program.recordable == ("" if isinstance(task, Own) else "run")
-        task.graphable = True
+        task.recordable = True
         assert replace(program).recordable == "run"
 
 

@@ -82,11 +82,11 @@ def _has_hooks(net: nn.Module) -> bool:
     return any(getattr(part, kind, None) for part in parts for kind in _HOOKS)
 
 
-def is_graphable(net: nn.Module) -> bool:
-    """Whether a CUDA graph can record a forward pass; a user's module must declare it: ``graphable
-    = True``.
+def is_recordable_network(net: nn.Module) -> bool:
+    """Whether a CUDA graph can record a forward pass. A user's module must declare ``recordable =
+    True``.
     """
-    return all(is_known(layer) or getattr(layer, "graphable", False) for layer in net.modules())
+    return all(is_known(layer) or getattr(layer, "recordable", False) for layer in net.modules())
 
 
 def cannot_stack(net: nn.Module) -> str:

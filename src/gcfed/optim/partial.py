@@ -188,11 +188,11 @@ def _in_same_memory(optimizer: Optimizer, own_step: Callable[[], object]) -> Cal
     return step
 
 
-def is_recordable(optimizer: Optimizer) -> bool:
+def is_recordable_optimizer(optimizer: Optimizer) -> bool:
     """Whether a CUDA graph can record its steps: torch's own code that keeps no number in Python,
-    or a class that declares ``graphable = True``.
+    or a class that declares ``recordable = True``.
     """
-    if getattr(optimizer, "graphable", False):
+    if getattr(optimizer, "recordable", False):
         return True
     keeps_tensors = type(optimizer) is torch.optim.SGD or "capturable" in optimizer.defaults
     return keeps_tensors and is_torchs_own(optimizer)

@@ -115,7 +115,7 @@ class ClientProgram:
     @cached_property
     def recordable(self) -> Recordable:
         """How long a recorded local step of this run stays valid; empty if none can be recorded."""
-        if self.module.traits.assigns or not self.module.task.can_be_recorded:
+        if self.module.traits.assigns or not self.module.task.is_recordable:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):
@@ -123,7 +123,7 @@ class ClientProgram:
         in_steps = self.in_steps
         if not all(part.recordable for part in in_steps):
             return ""
-        if all(declares_recordable(part) == "run" for part in in_steps):
+        if all(own_recordable(part) == "run" for part in in_steps):
             return "run"
         return "stack"
 

@@ -30,7 +30,7 @@ from gcfed.federated.training.local_training import LocalTraining, RecordedTrain
 from gcfed.federated.training.recorder import Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import may_draw
-from gcfed.optim.partial import is_recordable, probe_optimizer, starts_at_zero
+from gcfed.optim.partial import is_recordable_optimizer, probe_optimizer, starts_at_zero
 
 SMALL = 1 << 20  # entries of a model for which memory is reused on a CPU
 #: Most cohorts are split into stacks of one size and a smaller one.
@@ -48,7 +48,7 @@ class TrainingMemory:
         self.data = data
         self.solver = solver
         optimizer = probe_optimizer(solver.optimizer)
-        self._can_record = solver.graphs and is_recordable(optimizer)
+        self._can_record = solver.graphs and is_recordable_optimizer(optimizer)
         # A recorded step reads a changing η_l from a tensor, as only fused kernels can.
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory

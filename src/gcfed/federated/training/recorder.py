@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import nn
 
-from gcfed.models.facts import is_graphable, is_recurrent
+from gcfed.models.facts import is_recordable_network, is_recurrent
 
 Step = Callable[[], object]
 #: How long a recorded step stays valid (``ClientPart.recordable``): not at all, in its stack, or in
@@ -26,7 +26,7 @@ Recordable = Literal["", "stack", "run"]
 
 def can_record(net: nn.Module, device: torch.device) -> bool:
     """Whether a CUDA graph can record this network's steps on the present stream."""
-    if device.type != "cuda" or is_recurrent(net) or not is_graphable(net):
+    if device.type != "cuda" or is_recurrent(net) or not is_recordable_network(net):
         return False
     return torch.cuda.current_stream(device) != torch.cuda.default_stream(device)
 
