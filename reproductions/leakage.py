@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from gcfed.federated.parts import Download, Params, Received, Round, Setup
+from gcfed.federated.parts import Download, Fact, Params, Received, Round, Setup
 from gcfed.methods.requirements import class_logits, functional_network
 from gcfed.metrics.base import ServerMetric, evaluating
 from gcfed.utils.checked import Count, checked
@@ -65,7 +65,7 @@ class Leakage(ServerMetric):
     iterations: Count = 300
     restarts: Count = 4
     optimizer: Literal["lbfgs", "adam"] = "lbfgs"
-    facts = {"rehearses"}
+    facts = {Fact.REHEARSES}
     writes = ("leakage/mse", "leakage/psnr", "leakage/labels", "leakage/mismatch")
     needs = [class_logits]
 

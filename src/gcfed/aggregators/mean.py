@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
-from gcfed.federated.parts import Params, Round, Setup, Upload
+from gcfed.federated.parts import Fact, Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 
@@ -46,7 +46,7 @@ class MeanAggregator:
                 return  # the largest n_k is not known yet, so sums stay on the wide grid
             self._sizes = setup.data.sizes
         self._unit = self._room
-        long = any("long updates" in part.facts for part in setup.parts)
+        long = any(Fact.LONG_UPDATES in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)
 
     def for_extra(self) -> MeanAggregator:

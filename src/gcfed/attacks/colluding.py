@@ -14,7 +14,7 @@ from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
 from gcfed.data.sampling import PoissonSampler
-from gcfed.federated.parts import ClientStates, Download, Setup, Upload
+from gcfed.federated.parts import ClientStates, Download, Fact, Setup, Upload
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.refusal import Refusal
 
@@ -24,7 +24,7 @@ class Collusion(Attack):
     :meth:`together`.
     """
 
-    facts = {"sees the cohort"}
+    facts = {Fact.SEES_COHORT}
 
     def together(self, honest_nX: Tensor, hostile: int) -> Tensor:
         """The tensors of the n honest clients, ``[n, *shape]`` → the tensor of each hostile client,

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.parts import ClientPart, Need, Order, Output, Setup
+from gcfed.federated.parts import ClientPart, Fact, Need, Order, Output, Setup
 from gcfed.optim.partial import has_several_settings
 from gcfed.utils.refusal import Refusal
 
@@ -49,7 +49,7 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
     """The server's step is w ← w + Δ (with ``any_lr``, w ← w + lr Δ), and clients start at w
     (unless ``any_start``).
     """
-    others = [part.title for part in setup.parts if "moves the start" in part.facts]
+    others = [part.title for part in setup.parts if Fact.MOVES_START in part.facts]
     if others and not any_start:
         return (
             f"does not combine with {others[0]}, whose clients do not start at the server's model"

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from gcfed.federated.network.tap import Tap
-from gcfed.federated.parts import ClientStack, Download, Params, Received, Setup
+from gcfed.federated.parts import ClientStack, Download, Fact, Params, Received, Setup
 from gcfed.methods.requirements import class_logits, has_function
 from gcfed.metrics.base import AT_ONCE, OwnNumbers, drawn, fetch_tests, floats
 from gcfed.utils.checked import Count, checked
@@ -152,7 +152,7 @@ class Forgetting(OwnNumbers):
     every: Count = 10
     samples: Count | None = 200
 
-    facts = {"sees the cohort"}
+    facts = {Fact.SEES_COHORT}
     numbers = ("forgetting/before", "forgetting/after", "forgetting/own", "forgetting/others")
 
     def compare(self, stack: ClientStack, download: Download) -> None:

@@ -18,6 +18,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parts import (
     Download,
+    Fact,
     Params,
     Received,
     Round,
@@ -341,7 +342,7 @@ class Gap(ServerMetric):
     """
 
     every: Count = 10
-    facts = {"rehearses"}
+    facts = {Fact.REHEARSES}
     writes = ("gap/l2", "gap/relative", "gap/cosine")
 
     def validate(self, setup: Setup) -> None:

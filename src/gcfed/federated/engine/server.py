@@ -11,7 +11,7 @@ import numpy as np
 from gcfed.data.schedule import Schedule, Turn
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.engine.round_sums import RoundSums
-from gcfed.federated.parts import Order, ServerPart, Setup, expected_upload
+from gcfed.federated.parts import Fact, Order, ServerPart, Setup, expected_upload
 from gcfed.federated.parts.part import limit_of
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import refuse_misfit, sendable
@@ -130,7 +130,7 @@ class Server:
 
     @cached_property
     def _steps_without_clients(self) -> bool:
-        return any("steps without clients" in part.facts for part in self.parts)
+        return any(Fact.STEPS_WITHOUT_CLIENTS in part.facts for part in self.parts)
 
     def remember(self, received: Received, download: Download, expected: Expected) -> None:
         """Keeps what later rounds depend on: states, losses, and the sizes of messages."""

@@ -11,7 +11,7 @@ import numpy as np
 from gcfed.federated.engine.client import ClientProgram, ClientRound
 from gcfed.federated.engine.layout import Layout, make_layout
 from gcfed.federated.parallel.strategy import rank_and_world
-from gcfed.federated.parts import Order
+from gcfed.federated.parts import Fact, Order
 from gcfed.federated.parts.transport import Outcome, Transport
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.state.store import ClientStores
@@ -75,7 +75,7 @@ class Simulation(ProgramTransport):
         program = self.program
         parts = []
         for part in program.parts:
-            if part.order is not Order.MEASURES and "sees the cohort" not in part.facts:
+            if part.order is not Order.MEASURES and Fact.SEES_COHORT not in part.facts:
                 parts.append(part)
         rehearsal = replace(program, solver=solver or program.solver, parts=parts)
         # Equal steps train in the memory of the run's; on a GPU they replay its recordings.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from typing import Any, Protocol
 
 from lightning.pytorch import Callback
@@ -45,34 +45,29 @@ class Order(IntEnum):
     MEASURES = 6  # sees the upload
 
 
-FACTS = {
-    "moves the start": "its clients do not start at the server's model",
-    "corrects drift": (
-        "it estimates the clients' drift from their updates; two such methods would correct each"
-        " other"
-    ),
-    "edits the mean": (
-        "its ``on_aggregate_end`` reads or edits Δ; another such part would see only the result"
-    ),
-    "anchors": (
-        "it compares a client's weights with the broadcast ones, so the client must start there"
-    ),
-    "sees the cohort": "it looks at all clients of the cohort at once, as colluding clients do",
-    "steps without clients": (
-        "its server steps in every round, because a step must not reveal whether a client answered"
-    ),
-    "rehearses": "it asks the transport what clients would send",
-    "one round's messages": (
-        "server and clients understand only messages of the same round, so no client may be late"
-    ),
-    "one rate": (
-        "it divides by the learning rate of the round, and a late client has had an earlier one"
-    ),
-    "long updates": (
-        "its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid"
-    ),
-}
-"""Facts that a part may declare because other parts or the loop depend on them."""
+class Fact(StrEnum):
+    """What other parts or the engine must know of a part (:attr:`Part.facts`)."""
+
+    #: Its clients do not start at the server's model.
+    MOVES_START = "moves the start"
+    #: It estimates the clients' drift from their updates. Two such methods would correct it twice.
+    CORRECTS_DRIFT = "corrects drift"
+    #: Its ``on_aggregate_end`` reads or edits Δ. Another such part would see only the result.
+    EDITS_MEAN = "edits the mean"
+    #: It compares a client's weights with the broadcast ones, so the client must start there.
+    ANCHORS = "anchors"
+    #: It looks at all clients of the cohort at once, as colluding clients do.
+    SEES_COHORT = "sees the cohort"
+    #: Its server steps in every round, because a step must not reveal whether a client answered.
+    STEPS_WITHOUT_CLIENTS = "steps without clients"
+    #: It asks the transport what clients would send.
+    REHEARSES = "rehearses"
+    #: Server and clients understand only messages of the same round, so no client may be late.
+    ONE_ROUND = "one round's messages"
+    #: It divides by the learning rate of the round, and a late client has had an earlier one.
+    ONE_RATE = "one rate"
+    #: Its updates may have entries of 2¹¹ and more, for which the mean needs a wider grid.
+    LONG_UPDATES = "long updates"
 
 
 Need = Callable[["Setup", str], None]
@@ -86,7 +81,7 @@ class Part(Callback):
 
     Attributes:
         order: when its hooks are called.
-        facts: the entries of ``FACTS`` that apply to it.
+        facts: what others must know of it.
         needs: requirements on the rest of the run (:mod:`gcfed.methods.requirements`).
         keeps: what each client keeps between rounds, by a name that no other part uses. A server
             part keeps a table.

@@ -11,7 +11,7 @@ from functools import cache
 from lightning.pytorch import Callback
 
 from gcfed.data.sampling import Buffered
-from gcfed.federated.parts import FACTS, ClientPart, Order, Part, ServerPart, Setup
+from gcfed.federated.parts import ClientPart, Fact, Order, Part, ServerPart, Setup
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
@@ -84,7 +84,7 @@ def _check_states(parts: Sequence[Part]) -> None:
 
 def _check_facts(parts: Sequence[Part]) -> None:
     """At most one kind of part may have each of these facts."""
-    for fact in ("corrects drift", "moves the start", "edits the mean"):
+    for fact in (Fact.CORRECTS_DRIFT, Fact.MOVES_START, Fact.EDITS_MEAN):
         titles = dict.fromkeys(part.title for part in parts if fact in part.facts)
         if len(titles) > 1:
             raise Refusal(f"methods: each of {' and '.join(titles)} {fact}: keep one.")
@@ -106,18 +106,18 @@ def _hooks_that_move_weights(part: Part) -> list[str]:
 
 
 def _check_part(part: Part, setup: Setup) -> None:
-    unknown = sorted(part.facts - FACTS.keys())
+    unknown = sorted(part.facts - set(Fact))
     if unknown:
         raise Refusal(
-            f"{part.title}.facts: {unknown[0]!r} is unknown. Choose from {', '.join(FACTS)}."
+            f"{part.title}.facts: {unknown[0]!r} is unknown. Choose from {', '.join(Fact)}."
         )
-    simulated = {"sees the cohort", "rehearses"} & part.facts
+    simulated = {Fact.SEES_COHORT, Fact.REHEARSES} & part.facts
     if setup.transport.remote and simulated:
         raise Refusal(
             f"{part.title} {min(simulated)}, which works in simulations only (federation=none):"
             " leave it out."
         )
-    if setup.transport.separate_clients and "rehearses" in part.facts:
+    if setup.transport.separate_clients and Fact.REHEARSES in part.facts:
         raise Refusal(
             f"metrics: {part.title} rehearses, which works with federation=none only: leave it out."
         )
@@ -149,7 +149,7 @@ def _refuse_late_clients(setup: Setup) -> None:
             " participation.sampler.concurrency instead."
         )
     rate_decays = setup.solver.lr(0) != setup.solver.lr(1)
-    one_round = {"one round's messages", "sees the cohort", "rehearses"}
+    one_round = {Fact.ONE_ROUND, Fact.SEES_COHORT, Fact.REHEARSES}
     for part in setup.parts:
         hears = isinstance(part, ClientPart) and part.overrides("hear")
         if hears or one_round & part.facts:
@@ -157,7 +157,7 @@ def _refuse_late_clients(setup: Setup) -> None:
                 f"{part.title} does not combine with participation=buffered: its messages belong to"
                 " one round, and clients are late."
             )
-        if "one rate" in part.facts and rate_decays:
+        if Fact.ONE_RATE in part.facts and rate_decays:
             raise Refusal(
                 f"{part.title} does not combine with participation=buffered and"
                 " client.lr_decay or client.lr_cosine:"

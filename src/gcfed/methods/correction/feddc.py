@@ -21,6 +21,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Method,
     Params,
@@ -57,7 +58,7 @@ class FedDC(Method):
 
 class LocalDrift(ClientPart):
     recordable = "run"
-    facts = {"corrects drift"}
+    facts = {Fact.CORRECTS_DRIFT}
     needs = [
         local_sgd("it computes a client's mean gradient from w − θ_k and plain steps"),
         full_uploads("its gradient corrections would still be sent in full"),

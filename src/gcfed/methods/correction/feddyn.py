@@ -20,6 +20,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Method,
     Params,
@@ -54,7 +55,7 @@ class FedDyn(Method):
 
 class DynamicPull(Proximal):
     recordable = "run"
-    facts = {"anchors", "corrects drift"}
+    facts = {Fact.ANCHORS, Fact.CORRECTS_DRIFT}
     keeps = {"feddyn": KeptState(like_trained)}  # h_k, as −h_k/α
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
@@ -69,7 +70,7 @@ class DynamicPull(Proximal):
 class UpdateSum(ServerPart):
     """Adds u, the mean over all clients of the sums of their updates."""
 
-    facts = {"edits the mean"}
+    facts = {Fact.EDITS_MEAN}
     needs = [
         plain_server("it sets the model to the clients' mean plus a state"),
         mean_aggregator("its state is the plain mean of the clients' states", uniform=True),

@@ -35,6 +35,7 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
     Download,
+    Fact,
     Method,
     Params,
     Received,
@@ -88,7 +89,7 @@ class ClientConstraint(ClientPart):
     reach the margin.
     """
 
-    facts = {"corrects drift", "edits the mean", "long updates", "one rate"}
+    facts = {Fact.CORRECTS_DRIFT, Fact.EDITS_MEAN, Fact.LONG_UPDATES, Fact.ONE_RATE}
     needs = [local_sgd("it computes a pseudo-gradient from w_k − w", momentum=True)]
 
     def __init__(self, margin: float, layerwise: str, cgc: bool) -> None:

@@ -19,7 +19,7 @@ from typing import Literal
 
 import torch
 
-from gcfed.federated.parts import ClientStates, Download, Method, Params, ServerPart, Upload
+from gcfed.federated.parts import ClientStates, Download, Fact, Method, Params, ServerPart, Upload
 from gcfed.methods.correction.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import Positive, checked
@@ -48,7 +48,7 @@ class CorrectedUpload(DynamicPull):
     """Sends ŵ_k − w₀ instead of Δ_k."""
 
     recordable = "run"
-    facts = {*DynamicPull.facts, "edits the mean"}
+    facts = {*DynamicPull.facts, Fact.EDITS_MEAN}
 
     def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         sums = own["feddyn"]

@@ -20,6 +20,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Method,
     Params,
@@ -52,7 +53,7 @@ class Scaffold(Method):
 
 class ControlVariates(ClientPart):
     recordable = "run"
-    facts = {"corrects drift"}
+    facts = {Fact.CORRECTS_DRIFT}
     needs = [
         local_sgd("it computes a client's mean gradient from w₀ − w_k", momentum=True),
         full_uploads("its control variates would still be sent in full"),

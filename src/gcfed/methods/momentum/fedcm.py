@@ -15,6 +15,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     Method,
     Params,
     Received,
@@ -41,7 +42,7 @@ class FedCM(Method):
 
 class ClientMomentum(ClientPart):
     recordable = "run"
-    facts = {"corrects drift"}
+    facts = {Fact.CORRECTS_DRIFT}
     needs = [local_sgd("its Δ is the momentum and must be the mean of plain SGD steps")]
 
     def __init__(self, alpha: float) -> None:
@@ -57,7 +58,7 @@ class ClientMomentum(ClientPart):
 
 
 class MeanStep(ServerPart):
-    facts = {"edits the mean", "one rate"}
+    facts = {Fact.EDITS_MEAN, Fact.ONE_RATE}
     needs = [
         mean_aggregator(
             "with other weights Δ is not the mean of local steps and can grow", uniform=True

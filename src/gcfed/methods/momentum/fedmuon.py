@@ -20,6 +20,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     Method,
     Order,
     Params,
@@ -45,7 +46,7 @@ class FedMuon(Method):
 
 class MomentumSteps(ClientPart):
     recordable = "run"
-    facts = {"corrects drift"}
+    facts = {Fact.CORRECTS_DRIFT}
     order = Order.PROJECTS  # after GC: nothing may change the step
     needs = [
         local_sgd("its steps have their own momentum"),

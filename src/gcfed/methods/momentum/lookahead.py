@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.optim import SGD
 
-from gcfed.federated.parts import Download, Order, Params, Round, ServerPart, Setup
+from gcfed.federated.parts import Download, Fact, Order, Params, Round, ServerPart, Setup
 from gcfed.utils.checked import ShareBelow1, checked
 from gcfed.utils.refusal import Refusal
 
@@ -26,7 +26,7 @@ class LookAhead(ServerPart):
         momentum: λ; must equal the server optimizer's momentum. The paper: 0.85.
     """
 
-    facts = {"moves the start"}
+    facts = {Fact.MOVES_START}
     order = Order.MOVES_WEIGHTS  # moves the start, before parts that read the broadcast model
     step = "θ + λm + Δ"  # the server's next model
 

@@ -27,6 +27,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Method,
     Params,
@@ -70,7 +71,7 @@ class FedCurv(Method):
 class CurvaturePenalty(ClientPart):
     recordable = "stack"
     # a client finds its own part in the sums by the index of their round
-    facts = {"anchors", "one round's messages"}
+    facts = {Fact.ANCHORS, Fact.ONE_ROUND}
     needs = [
         full_uploads("its Fisher information would still be sent in full"),
         functional_network("it computes its Fisher information with torch.func"),

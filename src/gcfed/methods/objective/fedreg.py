@@ -31,6 +31,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     Order,
     Prepared,
     Setup,
@@ -65,7 +66,7 @@ class FedReg(ClientPart):
     """
 
     recordable = "stack"
-    facts = {"anchors"}
+    facts = {Fact.ANCHORS}
     order = Order.MOVES_WEIGHTS
     needs = [class_logits, teacher, whole_batches("its pseudo data pass as whole batches")]
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from gcfed.federated.parts import ClientPart, ClientStack, ClientStates, Download, Prepared
+from gcfed.federated.parts import ClientPart, ClientStack, ClientStates, Download, Fact, Prepared
 from gcfed.utils.checked import Weight, checked
 
 
@@ -21,7 +21,7 @@ class Proximal(ClientPart):
     """
 
     recordable = "run"
-    facts = {"anchors"}
+    facts = {Fact.ANCHORS}
 
     def __init__(self, mu: Weight = 0.1) -> None:
         self.mu = mu

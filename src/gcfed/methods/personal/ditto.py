@@ -23,6 +23,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Order,
     Params,
@@ -91,7 +92,7 @@ class Ditto(SecondModel):
     """Trains v beside w; ``lam`` is λ, in the paper 0.1 to 2."""
 
     recordable = "run"
-    facts = {"anchors"}
+    facts = {Fact.ANCHORS}
 
     def __init__(self, lam: Weight = 0.1) -> None:
         self.lam = lam

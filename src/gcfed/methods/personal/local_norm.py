@@ -13,6 +13,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Params,
     Setup,
@@ -44,7 +45,7 @@ class LocalNorm(ClientPart):
 
     def validate(self, setup: Setup) -> None:
         for part in setup.parts:
-            if {"corrects drift", "anchors"} & part.facts:
+            if {Fact.CORRECTS_DRIFT, Fact.ANCHORS} & part.facts:
                 raise Refusal(
                     f"{self.title} does not combine with {part.title}, which compares a client with"
                     " the broadcast model: clients start from other values."

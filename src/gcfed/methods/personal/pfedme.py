@@ -15,7 +15,16 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from gcfed.federated.parts import Batch, ClientStack, ClientStates, Download, Order, Prepared, Setup
+from gcfed.federated.parts import (
+    Batch,
+    ClientStack,
+    ClientStates,
+    Download,
+    Fact,
+    Order,
+    Prepared,
+    Setup,
+)
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.methods.personal import OWN_MODELS
 from gcfed.methods.personal.ditto import rate
@@ -37,7 +46,7 @@ class PFedMe(Proximal):
     recordable = "run"
     order = Order.MOVES_WEIGHTS
     result = OWN_MODELS
-    facts = {"corrects drift"}  # Δ is no sum of gradients
+    facts = {Fact.CORRECTS_DRIFT}  # Δ is no sum of gradients
     needs = [local_sgd("its inner steps are plain")]
 
     def __init__(self, lam: Weight = 15.0, *, lr: Positive = 0.005, inner_steps: Count = 5) -> None:

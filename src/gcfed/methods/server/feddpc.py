@@ -11,7 +11,7 @@ optimizer and Global GC.
 
 import torch
 
-from gcfed.federated.parts import Download, Params, Received, Round, ServerPart
+from gcfed.federated.parts import Download, Fact, Params, Received, Round, ServerPart
 from gcfed.methods.requirements import mean_aggregator
 
 
@@ -20,7 +20,7 @@ class FedDPC(ServerPart):
     there is none.
     """
 
-    facts = {"edits the mean"}
+    facts = {Fact.EDITS_MEAN}
     needs = [mean_aggregator("it projects the mean instead of each update")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:

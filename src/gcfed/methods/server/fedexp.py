@@ -13,6 +13,7 @@ import torch
 
 from gcfed.federated.parts import (
     Download,
+    Fact,
     Order,
     Params,
     Received,
@@ -31,7 +32,7 @@ class FedExP(ServerPart):
     limits η.
     """
 
-    facts = {"moves the start", "edits the mean"}
+    facts = {Fact.MOVES_START, Fact.EDITS_MEAN}
     order = Order.MOVES_WEIGHTS
     needs = [
         mean_aggregator("η is for the plain mean of the updates", uniform=True),

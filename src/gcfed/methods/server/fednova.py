@@ -5,7 +5,16 @@ FedNova (Wang et al., NeurIPS 2020, eq. 5 with wᵢ = pᵢ). State: none. Bytes:
 
 import torch
 
-from gcfed.federated.parts import Params, Received, Round, ServerPart, Setup, Upload, per_client
+from gcfed.federated.parts import (
+    Fact,
+    Params,
+    Received,
+    Round,
+    ServerPart,
+    Setup,
+    Upload,
+    per_client,
+)
 from gcfed.methods.estimates import step_counter
 from gcfed.methods.requirements import local_sgd, uniform_weights
 from gcfed.utils.device import on_device
@@ -18,7 +27,7 @@ class FedNova(ServerPart):
     With local momentum, τ_k is the paper's ‖a_k‖₁, the number of plain steps that move as far.
     """
 
-    facts = {"edits the mean"}
+    facts = {Fact.EDITS_MEAN}
     needs = [
         local_sgd("it counts steps", momentum=True),
         uniform_weights("τ̄ is the plain mean over clients"),

@@ -11,6 +11,7 @@ With equal steps and a constant rate this is the same as here, where y_k is the 
 import torch
 
 from gcfed.federated.parts import (
+    Fact,
     KeptState,
     Params,
     Received,
@@ -26,7 +27,7 @@ from gcfed.methods.requirements import mean_aggregator
 class FedVARP(ServerPart):
     """Uses each client's last update in the rounds that it misses."""
 
-    facts = {"corrects drift", "edits the mean"}
+    facts = {Fact.CORRECTS_DRIFT, Fact.EDITS_MEAN}
     keeps = {"fedvarp": KeptState(like_trained)}
     needs = [mean_aggregator("y is the plain mean of the table", uniform=True)]
 

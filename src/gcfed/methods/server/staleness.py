@@ -18,7 +18,7 @@ import logging
 from typing import Literal
 
 from gcfed.data.sampling import Buffered
-from gcfed.federated.parts import Order, Params, Round, ServerPart, Setup, Upload
+from gcfed.federated.parts import Fact, Order, Params, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.utils.checked import PositiveShare, Weight, Whole, checked
 from gcfed.utils.refusal import Refusal
@@ -77,7 +77,7 @@ class FedAsync(FedBuff):
         weight, a, b: as for :class:`FedBuff`.
     """
 
-    facts = {"edits the mean"}
+    facts = {Fact.EDITS_MEAN}
     needs = [*FedBuff.needs, plain_server("it mixes models")]
 
     def __init__(

@@ -11,7 +11,7 @@ the first rounds, and divides the sum in h by the size of the cohort once more.
 
 import torch
 
-from gcfed.federated.parts import Download, Method, Order, Params, Received, Round
+from gcfed.federated.parts import Download, Fact, Method, Order, Params, Received, Round
 from gcfed.methods.correction.feddyn import DynamicPull, UpdateSum
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import plain_server
@@ -29,7 +29,7 @@ class FedGloSS(Method):
 
 
 class AscentSum(UpdateSum):
-    facts = {"moves the start", "edits the mean"}
+    facts = {Fact.MOVES_START, Fact.EDITS_MEAN}
     order = Order.MOVES_WEIGHTS
     needs = [
         plain_server("it computes the next model itself", any_start=True),

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.parts import Batch, ClientStack
+from gcfed.federated.parts import Batch, ClientStack, Fact
 from gcfed.methods.estimates import along
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.methods.sharpness.sam import Sam
@@ -33,7 +33,7 @@ class FedSol(Sam):
     """
 
     recordable = "run"
-    facts = {"anchors"}
+    facts = {Fact.ANCHORS}
     needs = [class_logits, teacher, whole_batches("its first pass takes all of a batch")]
 
     def __init__(

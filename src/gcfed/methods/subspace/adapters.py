@@ -20,6 +20,7 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
     Download,
+    Fact,
     Order,
     Params,
     Received,
@@ -62,12 +63,12 @@ class OneFactor(ClientPart):
     """RoLoRA on the clients, which train and send one factor."""
 
     method = "model.lora.average=alternate"
-    facts = {"one round's messages"}
+    facts = {Fact.ONE_ROUND}
     recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
         for part in setup.parts:
-            if part.order is Order.MOVES_WEIGHTS or "corrects drift" in part.facts:
+            if part.order is Order.MOVES_WEIGHTS or Fact.CORRECTS_DRIFT in part.facts:
                 raise Refusal(
                     f"{self.title} does not combine with {part.title}, which moves both factors."
                 )
@@ -106,7 +107,7 @@ class MeanProduct(ServerPart):
     """
 
     method = "model.lora.average=svd"
-    facts = {"edits the mean"}
+    facts = {Fact.EDITS_MEAN}
     needs = [
         plain_server("it replaces A and B"),
         mean_aggregator("it averages the products", uniform=True),

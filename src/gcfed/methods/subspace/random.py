@@ -33,6 +33,7 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
     Download,
+    Fact,
     Order,
     Params,
     Received,
@@ -127,7 +128,7 @@ class SubspaceClient(ClientPart):
 
     recordable = "stack"
     order = Order.PROJECTS
-    facts = {"corrects drift", "one round's messages"}
+    facts = {Fact.CORRECTS_DRIFT, Fact.ONE_ROUND}
     needs = [local_sgd("a local step is plain SGD on the coordinates")]
 
     def __init__(self, spaces: Subspaces) -> None:
@@ -174,7 +175,7 @@ class SubspaceServer(ServerPart):
     """
 
     order = Order.PROJECTS
-    facts = {"corrects drift", "edits the mean"}
+    facts = {Fact.CORRECTS_DRIFT, Fact.EDITS_MEAN}
     needs = [
         plain_server("the part outside the subspace must not change", any_lr=True),
         mean_aggregator("clients upload coordinates"),

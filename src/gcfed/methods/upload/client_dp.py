@@ -26,6 +26,7 @@ from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
     Download,
+    Fact,
     Method,
     Order,
     Params,
@@ -90,7 +91,7 @@ class ClipAll(ClientPart):
 
 class Noise(ServerPart):
     writes = ("privacy/epsilon_rdp", "privacy/epsilon_prv")
-    facts = {"steps without clients"}
+    facts = {Fact.STEPS_WITHOUT_CLIENTS}
     needs = [
         mean_aggregator(
             "with another rule, a client can change the sum by more than C", uniform=True
