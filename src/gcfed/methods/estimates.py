@@ -4,7 +4,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import numpy as np
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -27,12 +26,6 @@ def gradients_beyond(known: Params, upload: Upload, distance: np.ndarray) -> Par
         delta = upload.delta[name]
         beyond[name] = (delta * per_client(scale, delta).to(delta.dtype)).sub_(gradient)
     return beyond
-
-
-def inner_products(a: list[Tensor], b: list[Tensor]) -> Tensor:
-    """Each client's inner product of two sets of tensors, ``[n, *shape]`` each → ``[n]``."""
-    products = [t.reshape(len(t), -1).sum(1) for t in torch._foreach_mul(a, b)]
-    return torch.stack(products).sum(0)
 
 
 def effective_steps(steps: np.ndarray, momentum: float, *, nesterov: bool = False) -> np.ndarray:

@@ -24,6 +24,7 @@ from gcfed.federated.parts import (
     Round,
     Setup,
     Upload,
+    inner_products,
     per_client,
     upload_shapes,
 )
@@ -271,9 +272,11 @@ class Angle(ServerMetric):
 
     def take(self, upload: Upload, round: Round) -> Params:
         delta = self.as_sent(upload, self.names)
-        norm_K = _dots(delta, delta).sqrt()
+        deltas = list(delta.values())
+        steps = [self._step[name] for name in delta]
+        norm_K = inner_products(deltas, deltas, torch.float64).sqrt()
         moved = upload.finite & norm_K.isfinite() & (norm_K > 0)
-        cosine_K = _dots(delta, self._step) / (norm_K * self._step_norm)
+        cosine_K = inner_products(deltas, steps, torch.float64) / (norm_K * self._step_norm)
         valid = moved & cosine_K.isfinite()
         angle_K = torch.where(valid, degrees(cosine_K), 0.0)
         above = valid & (cosine_K < 0)
@@ -303,20 +306,6 @@ def degrees(cosine: Tensor) -> Tensor:
     out of its range.
     """
     return cosine.clamp(-1, 1).arccos().rad2deg()
-
-
-def _dots(tensors_K: Params, other: Params) -> Tensor:
-    """⟨a_k, b_k⟩ over all tensors of client k, ``[K]`` in float64.
-
-    Args:
-        tensors_K: the a_k, each ``[K, *shape]``.
-        other: the b_k, each ``[K, *shape]``, or one b for all clients, each ``[*shape]``.
-    """
-    products = []
-    for name, t in tensors_K.items():
-        product = (t * other[name]).reshape(len(t), -1)
-        products.append(product.sum(1, dtype=torch.float64))
-    return torch.stack(products).sum(0)
 
 
 @checked

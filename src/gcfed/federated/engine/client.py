@@ -210,8 +210,7 @@ class ClientRound:
         """The local training of a stack before its first step: tensors, batches and optimizer."""
         program = self.program
         seed_generators(program.module.device, drawn.seed)
-        if program.data.num_clients > 1:
-            program.module.lent_network.begin_anew()
+        program.module.lent_network.begin_anew(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
         start = StackStart(self.download.model, drawn.clients, sizes, drawn.plan)
         return program.memory.begin(start, program.recordable, program.reads)

@@ -89,11 +89,14 @@ class LentNetwork:
         self.saved = self.net.state_dict().keys()  # names of the tensors in checkpoints
         self._slots = slots(self.net)
 
-    def begin_anew(self) -> None:
+    def begin_anew(self, num_clients: int) -> None:
         """Gives the attributes of a network and of a task their first values, if one of them keeps
-        something from one call to the next.
+        something from one call to the next. Those of a single client go on.
+
+        Args:
+            num_clients: the number of clients of the run.
         """
-        if not self.traits.has_hidden_state:
+        if num_clients < 2 or not self.traits.has_hidden_state:
             return
         if self._first_attributes is None:  # only now they are on the device that trains
             self._first_attributes = Snapshot(self.net, self.task, attributes_only=True)

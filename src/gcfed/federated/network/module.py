@@ -196,8 +196,7 @@ class FederatedModule(LightningModule):
         """
         # Not by trainer.validate: it would set up and tear down the trainer, which is fitting.
         self.sums = {}
-        if self.trainer.datamodule.num_clients > 1:  # type: ignore[attr-defined]
-            self.lent_network.begin_anew()
+        self.lent_network.begin_anew(self.trainer.datamodule.num_clients)  # type: ignore[attr-defined]
         precision = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), evaluating(self.net), self._keeping_task(), precision:
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]

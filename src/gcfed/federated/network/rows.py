@@ -30,6 +30,22 @@ def per_client(values_K: Tensor, like_K: Tensor) -> Tensor:
     return values_K.view(-1, *[1] * (like_K.dim() - 1))
 
 
+def inner_products(
+    a_K: Sequence[Tensor], b_K: Sequence[Tensor], dtype: torch.dtype | None = None
+) -> Tensor:
+    """Each client's inner product ⟨a_k, b_k⟩ over all tensors, ``[n, *shape]`` each → ``[n]``.
+
+    Args:
+        b_K: tensors of ``[*shape]`` are one b for all clients.
+        dtype: the type of the sums; None: the type of the tensors.
+    """
+    products = []
+    for a, b in zip(a_K, b_K, strict=True):
+        product = (a * b).reshape(len(a), -1)
+        products.append(product.sum(1, dtype=dtype))
+    return torch.stack(products).sum(0)
+
+
 def client_norms(tensors_K: Sequence[Tensor]) -> Tensor:
     """Each client's Euclidean norm over all its tensors, ``[n, *shape]`` → ``[n]``."""
     squares = []

@@ -5,7 +5,7 @@ of a method, messages, rounds, stacks, what clients keep, and the tools for rows
 method that goes deeper, such as one that trains a second model, imports the module that it uses.
 """
 
-from gcfed.federated.network.rows import client_norms, per_client
+from gcfed.federated.network.rows import client_norms, inner_products, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
@@ -52,6 +52,7 @@ __all__ = [
     "Upload",
     "client_norms",
     "expected_upload",
+    "inner_products",
     "like_trained",
     "parts_of",
     "per_client",

@@ -43,6 +43,7 @@ from gcfed.federated.parts import (
     ServerPart,
     Setup,
     Upload,
+    inner_products,
     per_client,
 )
 from gcfed.federated.protocol.checks import finite_clients
@@ -234,14 +235,10 @@ def constrain_(pairs: Sequence[tuple[Tensor, Tensor]], margin: float) -> Tensor:
     Returns v ≥ 0 of ``Δ_k + v · move``, the multiplier of eq. 7, ``[K]``. With v = 0, as for a
     ``move`` of zeros, Δ_k does not change, bit for bit.
     """
-    products = []
-    squares = []
-    for delta, move in pairs:
-        product = (delta * move).reshape(len(delta), -1)
-        products.append(product.sum(1, dtype=torch.float64))
-        squares.append(move.square().sum(dtype=torch.float64))
-    inner_K = torch.stack(products).sum(0)
-    square = torch.stack(squares).sum()
+    deltas = [delta for delta, _ in pairs]
+    moves = [move for _, move in pairs]
+    inner_K = inner_products(deltas, moves, torch.float64)
+    square = torch.stack([move.square().sum(dtype=torch.float64) for move in moves]).sum()
     v_K = torch.where(square > 0, (margin - inner_K).clamp(min=0) / square, 0.0)
     for delta, move in pairs:
         delta.addcmul_(per_client(v_K.to(delta.dtype), delta), move)

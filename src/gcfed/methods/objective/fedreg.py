@@ -36,10 +36,10 @@ from gcfed.federated.parts import (
     Prepared,
     Setup,
     client_norms,
+    inner_products,
     per_client,
 )
-from gcfed.federated.training.batches import Kind
-from gcfed.methods.estimates import inner_products
+from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.methods.requirements import class_logits, teacher, whole_batches
 from gcfed.utils.checked import Count, Positive, PositiveShare, Share, checked
 from gcfed.utils.device import device_of, on_device
@@ -109,6 +109,17 @@ class FedReg(ClientPart):
             torch._foreach_copy_(_weights(pl_module.clients), self._unmoved)
         self._unmoved = []
 
+    def pseudo_batch(self, stack: ClientStack, batch: Batch) -> tuple[Tensor, ...]:
+        """What :meth:`PseudoPass.next` returns of a batch."""
+        pseudo = climb(stack, batch.x, batch.y, self.eta_s, self.iterations)
+        perturbed = climb(stack, batch.x, batch.y, self.eta_p, self.iterations)
+        with torch.no_grad():
+            probabilities = stack.reference(pseudo).logits_KBC.softmax(-1)
+        assert batch.mask is not None
+        real = batch.mask.to(probabilities.dtype)
+        weight = real / per_client(batch.count.clamp(min=1).to(real.dtype), real)
+        return pseudo, probabilities, perturbed, batch.y, weight
+
     def after_step(self, stack: ClientStack, batch: Batch) -> None:
         if not stack.prepared[self]:
             return
@@ -147,32 +158,21 @@ class PseudoPass:
 
     def __init__(self, method: FedReg, stack: ClientStack, download: Download) -> None:
         device = device_of(stack.full)
-        data = method.data
-        once = copy(method.solver)
-        once.epochs = 1
-        once.steps = None
-        seeded = replace(download, seed=torch_seed(download.seed, "pseudo"))
-        plan = once.plan(data, stack.clients, seeded, device)
+        plan = _one_pass(method, stack, download, device)
         self._next = torch.zeros(len(stack), dtype=torch.int64, device=device)
         self._turns = on_device(plan.steps, device)
-        self._made: list[Tensor] = []
+        self._tables: list[Tensor] = []  # [K, T, …], with a row of batches for each client
         used = min(plan.counts.shape[1], int(stack.num_steps.max()))
         width = int(plan.counts.max())
         for t in range(used):
             # the other clients have fewer batches
             n = 1 + int(np.flatnonzero(plan.counts[:, t]).max())
-            batch = plan.batch(data, t, Kind(n, width, even=False))
-            pseudo = climb(stack, batch.x, batch.y, method.eta_s, method.iterations)
-            perturbed = climb(stack, batch.x, batch.y, method.eta_p, method.iterations)
-            with torch.no_grad():
-                labels = stack.reference(pseudo).logits_KBC.softmax(-1)
-            assert batch.mask is not None
-            real = batch.mask.to(labels.dtype)
-            weight = real / per_client(batch.count.clamp(min=1).to(real.dtype), real)
-            made = (pseudo, labels, perturbed, batch.y, weight)
-            self._made = self._made or [t.new_zeros(n, used, *t.shape[1:]) for t in made]
-            for kept, new in zip(self._made, made, strict=True):
-                kept[:n, t] = new
+            batch = plan.batch(method.data, t, Kind(n, width, even=False))
+            made = method.pseudo_batch(stack, batch)
+            if not self._tables:
+                self._tables = [values.new_zeros(n, used, *values.shape[1:]) for values in made]
+            for table, values in zip(self._tables, made, strict=True):
+                table[:n, t] = values
 
     def next(self, n: int) -> tuple[Tensor, ...]:
         """The next batch of each of the first n clients: pseudo inputs ``[n, B, *input]``, the
@@ -181,9 +181,20 @@ class PseudoPass:
         """
         turn = self._next[:n]
         rows = torch.arange(n, device=turn.device)
-        batch = tuple(kept[rows, turn] for kept in self._made)
+        batch = tuple(table[rows, turn] for table in self._tables)
         self._next[:n] = (turn + 1) % self._turns[:n]
         return batch
+
+
+def _one_pass(
+    method: FedReg, stack: ClientStack, download: Download, device: torch.device
+) -> BatchPlan:
+    """The batches of one pass over each client's samples."""
+    once = copy(method.solver)
+    once.epochs = 1
+    once.steps = None
+    seeded = replace(download, seed=torch_seed(download.seed, "pseudo"))
+    return once.plan(method.data, stack.clients, seeded, device)
 
 
 def climb(stack: ClientStack, x: Tensor, y: Tensor, eta: float, iterations: int) -> Tensor:

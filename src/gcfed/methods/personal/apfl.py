@@ -25,9 +25,9 @@ from gcfed.federated.parts import (
     KeptState,
     Params,
     Prepared,
+    inner_products,
     per_client,
 )
-from gcfed.methods.estimates import inner_products
 from gcfed.methods.personal.ditto import SecondModel
 from gcfed.utils.checked import Share, checked
 
