@@ -42,6 +42,31 @@ class OnGPU(torch.Tensor):
     device = torch.device("cuda")
 
 
+def sent_by(sums):
+    """What a process sends in each exchange of its sums."""
+    sent = []
+
+    def send(own):
+        sent.append([t.clone() for t in own])
+        return own
+
+    sums.mean(send)
+    return sent
+
+
+def mean_over(processes):
+    """The mean that the first of these processes computes from the sums of all."""
+    others = [iter(sent_by(sums)) for sums in processes[1:]]
+
+    def total(own):
+        totals = list(own)
+        for sent in others:
+            totals = [one + other for one, other in zip(totals, next(sent), strict=True)]
+        return totals
+
+    return processes[0].mean(total)
+
+
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
 @pytest.mark.parametrize(
     ("narrow", "places", "scale"),
@@ -81,13 +106,7 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
             each[int(rows[0]) % processes].add(
                 {n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind)
             )
-        others = []
-        for sums in each[1:]:
-            sums.mean(lambda own, sent=(sent := []): sent.append([t.clone() for t in own]) or own)
-            others.append(iter(sent))
-        found = each[0].mean(
-            lambda own, others=others: list(map(sum, zip(own, *map(next, others), strict=True)))
-        )
+        found = mean_over(each)
         for name, t in like.items():
             assert torch.equal(found[name], expected[name]), name
             assert found[name].stride() == t.stride()

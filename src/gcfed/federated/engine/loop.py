@@ -55,7 +55,7 @@ class FederatedLoop(Callback):
     seed: int  # every draw derives from it
     # rounds between two tests of the global model; the last round is always tested
     eval_every: int = 1
-    # by default in a temporary folder, without checkpoints
+    # the default has a temporary folder and no checkpoints
     stores: ClientStores = field(default_factory=ClientStores)
     faults: Faults = field(default_factory=Faults)
     clock: Clock = field(default_factory=Clock)

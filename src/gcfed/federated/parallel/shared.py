@@ -76,7 +76,7 @@ class SharedSums:
         """Adds up numbers that fit together into a slot."""
         self._set = 1 - self._set
         slots = self._slots[self._set]
-        numbers = []  # of all processes, [P, n] of each pair
+        numbers = []  # the numbers of all processes, [P, n] for each pair
         first = 0
         for own, _ in portion:
             rows = slots[:, first : first + own.nbytes].view(own.dtype)

@@ -29,8 +29,8 @@ from gcfed.utils.device import device_of
 
 # b, the number of binary digits after the point, of each grid
 NARROW = (40,)  # for updates of trained parameters: multiples of 2⁻⁴⁰, for entries below 2¹¹
-WIDE = (10, 60)  # for all else, below 2⁴¹: the second grid takes the remainder of the first
-COARSE = -10  # for what is larger, below 2⁶¹
+WIDE = (10, 60)  # for others below 2⁴¹: the second grid takes the remainder of the first
+COARSE = -10  # for numbers from 2⁴¹ to 2⁶¹
 LIMIT = 2.0 ** (51 - COARSE)
 TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
@@ -54,7 +54,7 @@ class Sums:
     def __init__(self, like: Mapping[str, Tensor], narrow: Collection[str] = ()) -> None:
         self._dtypes = {name: t.dtype for name, t in like.items()}
         kinds: dict[tuple[int, ...], dict[str, Tensor]] = defaultdict(dict)
-        for name in sorted(like):  # in the same order on every process
+        for name in sorted(like):  # the same order on every process
             digits: tuple[int, ...] = NARROW if name in narrow else WIDE
             if like[name].dtype is torch.float64:
                 digits = ()  # exact
@@ -77,7 +77,7 @@ class Sums:
         Called once.
         """
         addends = [grid.addends() for grid in self._grids]
-        # in one exchange, because each one waits for the slowest process
+        # one exchange, because each one waits for the slowest process
         weight, *reduced = reduce([self._weight, *chain.from_iterable(addends)])
         remaining = iter(reduced)
         totals: dict[str, Tensor] = {}
@@ -99,7 +99,7 @@ class Segment(NamedTuple):
     """Entries of a tensor that lie together in a piece of a sum."""
 
     name: str
-    entries: slice | None  # in the order of memory; None: all
+    entries: slice | None  # the entries, counted in the order of memory; None: all
     room: Tensor  # their place in the buffer
 
 
@@ -288,7 +288,9 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _sent_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The sums of processes that share no memory: one message for each data type."""
-    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)  # in the same order everywhere
+    by_dtype: dict[torch.dtype, list[int]] = defaultdict(
+        list
+    )  # its order is the same on every process
     for i, t in enumerate(tensors):
         by_dtype[t.dtype].append(i)
     totals = list(tensors)

@@ -37,8 +37,8 @@ class Order(IntEnum):
     # moves the weights of a step, and moves them back before other parts read them; a server part
     # moves the start before other parts read it
     MOVES_WEIGHTS = 0
-    CORRECTS = 1  # terms and corrections of the gradient, GC last
-    PROJECTS = 2  # on a subspace, which a gradient that is edited later would leave
+    CORRECTS = 1  # adds terms and corrects the gradient; GC comes last
+    PROJECTS = 2  # projects on a subspace, which a later edit would leave
     SHORTENS = 3  # clips an update after the others have read it
     ATTACKS = 4  # changes the finished update
     QUANTIZES = 5  # rounds the result

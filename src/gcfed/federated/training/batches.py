@@ -92,7 +92,7 @@ class BatchPlan:
         self._first_fetched = 0
         self._fetched: list[tuple[Tensor, ...]] = []
         self._counts = on_device(self.counts, self.index.device, torch.float32)
-        self.kinds: list[Kind] = []  # of each step, [T]
+        self.kinds: list[Kind] = []  # the kind of each step, [T]
         for counts in self.counts.T.tolist():
             active = [count for count in counts if count]
             self.kinds.append(Kind(len(active), max(active), min(active) == max(active)))

@@ -149,10 +149,11 @@ class RecordedTraining(LocalTraining):
         self._recorder = recorder
         self._is_reused = room > 0
         room = max(room, len(plan.kinds))
-        self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)  # of the step
-        # None for a kind that has run once; the most recent one is the last
+        # the number of the present step, which recordings read
+        self._number = torch.zeros(1, dtype=torch.int64, device=plan.index.device)
+        # The value is None for a kind that has run once. The kind that ran last is the last key.
         self._recordings: dict[Kind, Step | None] = {}
-        # losses and numbers of labels, ``[T, K]`` each, 0 where a client is done
+        # the losses and the numbers of labels, ``[T, K]`` each, 0 where a client is done
         self._loss_tables: list[Tensor] = []
         # the optimizer's state of each parameter, for all K clients
         self._optimizer_states: list[dict[str, Any]] = []
@@ -168,7 +169,8 @@ class RecordedTraining(LocalTraining):
         for table, new in zip(self._plan_tables, plan.tables, strict=True):
             table[:, : new.shape[1]].copy_(new)
         self.plan = plan.on(self._plan_tables)
-        self._num_training = (plan.counts > 0).sum(0).tolist()  # clients that are not done, by step
+        # the number of clients that are not done, in each step
+        self._num_training = (plan.counts > 0).sum(0).tolist()
         self._done_rows = []
 
     def restart(self, start: StackStart) -> None:
@@ -275,7 +277,7 @@ class RecordedTraining(LocalTraining):
                 self._optimizer_states.append(dict(self.optimizer.state[leaf]))
 
     def keep_losses(self, number: int | Tensor, losses: Tensor, labels: Tensor) -> None:
-        assert isinstance(number, Tensor)  # on the device
+        assert isinstance(number, Tensor)  # the tensor that recordings count up
         values = [losses, labels]
         if not self._loss_tables:
             shape = self._plan_tables[0].shape[1], len(self.stack)

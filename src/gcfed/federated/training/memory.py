@@ -52,9 +52,9 @@ class TrainingMemory:
         # A recorded step reads a changing η_l from a tensor, as only fused kernels can.
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
-        self._reuses_unrecorded = False  # known in a round
-        self._recorders: dict[int, Recorder] = {}  # by stream
-        # what a next stack can restart, by recorder; None: not recorded
+        self._reuses_unrecorded = False  # whether memory is reused on a CPU in this round
+        self._recorders: dict[int, Recorder] = {}  # stream → its recorder
+        # recorder (None: not recorded) → the local training that a next stack can restart
         self._reusable: defaultdict[Recorder | None, dict[Shape, LocalTraining]]
         self._reusable = defaultdict(dict)
 

@@ -24,7 +24,7 @@ GLOBAL = {"torch": torch.default_generator, "numpy": np.random.mtrand._rand, "py
 
 class Pass(NamedTuple):
     out: Tensor  # [B, …]
-    grads: list[Tensor]  # of the trained parameters
+    grads: list[Tensor]  # the gradients of the trained parameters
     tensors: Params  # the network's tensors afterwards
     changed: list[str]  # the names of those that the pass changed
 

@@ -129,7 +129,7 @@ def is_exportable(dtype: torch.dtype) -> bool:
     """Whether safetensors can hold tensors of this type."""
     try:
         save({"t": torch.empty(0, dtype=dtype)})
-    except Exception:  # of a type that differs between versions of safetensors
+    except Exception:  # its type differs between versions of safetensors
         return False
     return True
 
