@@ -183,7 +183,8 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
 
 def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
     """This holds for paths of data, checkpoints, run folders and reports."""
-    (here := tmp_path / "here").mkdir()
+    here = tmp_path / "here"
+    here.mkdir()
     monkeypatch.chdir(here)
     y = np.arange(120) % 3
     np.savez("own.npz", x=np.random.default_rng(0).normal(y[:, None], 1.0, (120, 4)), y=y)

@@ -53,11 +53,11 @@ def test_all_pages_state_one_number_of_algorithms():
     """
     number = len(DOCUMENTED)
     pages = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), *ROOT.glob("examples/**/*.md")]
-    stated = {
-        page.relative_to(ROOT).as_posix(): counts
-        for page in pages
-        if page.name != "CHANGELOG.md" and (counts := counts_of_methods(page.read_text()))
-    }
+    stated = {}
+    for page in pages:
+        counts = counts_of_methods(page.read_text())
+        if counts and page.name != "CHANGELOG.md":
+            stated[page.relative_to(ROOT).as_posix()] = counts
     assert {"README.md", "docs/commands.md"} <= {*stated}
     assert not {page: counts for page, counts in stated.items() if {*counts} != {number}}
 
@@ -79,8 +79,9 @@ COMMANDS = re.findall(r"^    gcfed-train (.*)$", OWN, re.MULTILINE)
 @pytest.fixture(scope="module")
 def own_data(tmp_path_factory):
     """A folder with the files of ``docs/bring-your-own.md`` and some images."""
+    folder = tmp_path_factory.mktemp("own")
     with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder := tmp_path_factory.mktemp("own"))
+        patch.chdir(folder)
         for name, content in files_in(OWN).items():
             Path(name).write_text(content)
         runpy.run_path("make_arrays.py")

@@ -123,7 +123,8 @@ def test_the_error_of_an_own_option_names_the_folder_that_has_it(tmp_path, monke
 
 
 def test_a_path_needs_no_quotes(tmp_path):
-    (folder := tmp_path / "it's, {a=b} (1) [x]").mkdir()
+    folder = tmp_path / "it's, {a=b} (1) [x]"
+    folder.mkdir()
     (folder / "last.ckpt").touch()
     cfg = gcfed.configure(
         "data=image_folder",

@@ -93,7 +93,8 @@ class GradientByInput(Small):
 
     @torch.enable_grad()
     def features(self, x):
-        h = super().features(x := x.detach().requires_grad_())
+        x = x.detach().requires_grad_()
+        h = super().features(x)
         return (
             h
             + self.fc1(*torch.autograd.grad(h.square().sum(), x, create_graph=self.training)).tanh()

@@ -104,7 +104,8 @@ class Flipped(Hostile):
 
     def objective(self, w, x, y, k):
         loss = F.cross_entropy(w(x).flatten(0, 1), y.flatten(), ignore_index=-100, reduction="sum")
-        return (mean := loss / (y >= 0).sum().clamp(min=1)), mean
+        mean = loss / (y >= 0).sum().clamp(min=1)
+        return mean, mean
 
 
 @pytest.mark.parametrize("case", [Noise, Enough, Flipped])

@@ -103,9 +103,8 @@ def test_a_checkpoint_without_its_clients_states_is_refused_before_a_file_change
         )
 
     go(1)
-    shutil.copy(
-        tmp_path / "run/checkpoints/last.ckpt", aside := tmp_path / "run/checkpoints/aside.ckpt"
-    )
+    aside = tmp_path / "run/checkpoints/aside.ckpt"
+    shutil.copy(tmp_path / "run/checkpoints/last.ckpt", aside)
     go(2, "ckpt_path=last")
     before = contents(tmp_path / "run")
     with refuses(r"-0\.bin is not there: it is a client's state"):

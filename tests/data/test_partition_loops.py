@@ -162,9 +162,11 @@ def sizes(rng, n, alpha, least):
 
 def groups(rng, n):
     kept = sorted(rng.choice(len(CLASSES), n, replace=False).tolist())
-    return np.array(
-        [kept.index(rank) if (rank := CLASSES.index(c)) in kept else -1 for c in LABELS.tolist()]
-    )
+    places = []
+    for label in LABELS.tolist():
+        rank = CLASSES.index(label)
+        places.append(kept.index(rank) if rank in kept else -1)
+    return np.array(places)
 
 
 LOOPS = [

@@ -261,9 +261,8 @@ def test_a_site_that_hangs_costs_one_deadline_and_its_job_ends_with_the_run(
     settle(federation, tmp_path, {"overrides": [*SMALL, stuck]})
     words = (f"federation.kit={federation.kits / line.ADMIN}", "federation.least=3")
     words += ("federation.sites=[site-1,site-2]", "federation.deadline=8", stuck)
-    printed = finish(
-        process := start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}")
-    )
+    process = start(*SMALL, *words, "extras.figures=false", f"hydra.run.dir={folder}")
+    printed = finish(process)
     assert process.returncode == 0, printed[-3000:]
     rows = read_rows(folder / "metrics.csv")
     assert [row["train/dropped_clients"] for row in rows] == [0, 2, 2, 2, 2]
@@ -319,7 +318,8 @@ def test_a_killed_server_resumes_bit_for_bit_and_leaves_no_process(config, tmp_p
     while time.monotonic() < until and alive(below):
         time.sleep(0.5)
     assert not alive(below)
-    printed = finish(again := start(*begun, "ckpt_path=last"))
+    again = start(*begun, "ckpt_path=last")
+    printed = finish(again)
     assert again.returncode == 0, printed[-3000:]
     rows = read_rows(tmp_path / "logs/one/run/metrics.csv")
     assert [row["round"] for row in rows] == list(range(1, 13))

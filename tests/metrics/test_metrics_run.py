@@ -214,10 +214,8 @@ def test_a_column_takes_numbers_only(value):
 
 
 def test_a_tensor_of_one_number_is_a_number():
-    train_rounds(
-        rounds=1,
-        methods=[gives := Gives(torch.tensor(3.0))],
-    )
+    gives = Gives(torch.tensor(3.0))
+    train_rounds(rounds=1, methods=[gives])
     assert isinstance(gives.seen, float)
 
 

@@ -155,7 +155,8 @@ def test_a_weight_counts_where_it_is_last_used():
     order = forward_order(tied, X)
     # the first declaration gives the name
     assert order.names == ["a.bias", "b.weight", "b.bias", "c.weight", "c.bias"]
-    again = forward_order(nn.Sequential(*[layer := nn.Linear(8, 8), nn.Linear(8, 8), layer]), X)
+    layer = nn.Linear(8, 8)
+    again = forward_order(nn.Sequential(layer, nn.Linear(8, 8), layer), X)
     assert again.names == ["1.weight", "1.bias", "0.weight", "0.bias"]
 
 

@@ -76,7 +76,8 @@ def images(name, *batch):
 def compose(net, h, first=0):
     outputs = []
     for stage in list(net.stages().values())[first:]:
-        outputs.append(h := stage(h))
+        h = stage(h)
+        outputs.append(h)
     return outputs
 
 

@@ -106,9 +106,8 @@ def test_cct_equals_its_definition():
     for block in (net.block1, net.block2, net.norm):
         h_BTD = block(h_BTD)
     weights_BT = F.softmax(F.linear(h_BTD, net.score.weight).squeeze(2), 1)
-    torch.testing.assert_close(
-        net(x := samples("cct")), net.fc(torch.einsum("bt,btd->bd", weights_BT, h_BTD))
-    )
+    x = samples("cct")
+    torch.testing.assert_close(net(x), net.fc(torch.einsum("bt,btd->bd", weights_BT, h_BTD)))
     assert net(x).shape == (3, 5)
 
 

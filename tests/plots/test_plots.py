@@ -79,7 +79,8 @@ def test_a_failed_write_leaves_the_old_picture(tmp_path, monkeypatch):
         file.write_bytes(b"half")
         raise OSError(28, "disk full")
 
-    (path := tmp_path / "curves.png").write_bytes(b"old")
+    path = tmp_path / "curves.png"
+    path.write_bytes(b"old")
     monkeypatch.setattr(Figure, "savefig", half)
     with pytest.raises(OSError, match="disk full"):
         plot_curves(pd.DataFrame(), path)

@@ -55,7 +55,8 @@ def test_the_page_says_what_the_stored_runs_have():
 
 
 def test_the_figure_has_a_curve_for_each_borderline():
-    figures.borderlines_of(figure := Figure())
+    figure = Figure()
+    figures.borderlines_of(figure)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [f"λ {lam}" for lam in LAMBDAS]
     end, means = seen()

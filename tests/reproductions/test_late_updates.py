@@ -168,7 +168,8 @@ def test_the_answer_states_the_smallest_and_the_largest_gain_without_divergence(
 
 
 def test_the_curves_are_those_of_the_stored_data():
-    figures.late_curves(figure := Figure())
+    figure = Figure()
+    figures.late_curves(figure)
     above = figure.axes[0]
     (line,) = [line for line in above.lines if line.get_label() == "FedAvg + GC-Fed"]
     runs = [METHODS["FedAvg"].run(RUNS, "gcfed", "0.7", seed) for seed in SEEDS]

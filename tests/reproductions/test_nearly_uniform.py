@@ -98,7 +98,8 @@ def test_longer_runs_count_up_to_the_round_of_the_plan(tmp_path):
 def test_the_figure_ends_at_the_common_round(tmp_path, monkeypatch):
     runs = made_up(tmp_path, dict.fromkeys(METHODS, 250) | {"Local GC": 120})
     monkeypatch.setattr(figures, "stored_runs", {"gcfed-table4": runs}.get)
-    figures.table4(figure := Figure())
+    figure = Figure()
+    figures.table4(figure)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [*METHODS]
     for place, line in enumerate(axes.lines):

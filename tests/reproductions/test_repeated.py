@@ -197,7 +197,8 @@ def test_no_run_of_ssfs_page_diverges():
 
 
 def test_the_picture_of_ssf_has_the_errors_of_its_table(unrendered):
-    figures.ssf(figure := Figure())
+    figure = Figure()
+    figures.ssf(figure)
     (axes,) = figure.axes
     (line,) = [line for line in axes.lines if line.get_label() == "SSF"]
     assert [*line.get_xdata()] == [0.01, 0.05, 0.1, 0.2, 0.5]

@@ -91,7 +91,8 @@ def test_a_missing_table_and_a_missing_row_are_named():
 
 def test_the_curves_are_those_of_the_stored_data():
     matplotlib.use("agg")
-    figures.table5(figure := Figure())
+    figure = Figure()
+    figures.table5(figure)
     (axes,) = figure.axes
     run = printed.of_table5(stored.stored_runs("gcfed-table5"), "GC-Fed", 2, clipped=False)
     last_50 = last(run, 50)

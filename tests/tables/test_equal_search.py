@@ -178,9 +178,11 @@ def test_a_stopped_search_continues_with_the_values_it_drew(tuned):
             raise KeyboardInterrupt
         return 1 - float(values["client.optimizer.lr"])
 
+    first = trainer(killed)
     with pytest.raises(KeyboardInterrupt):
-        tuned(first := trainer(killed), "rows=[FedAvg]")
-    tuned(second := trainer(), "rows=[FedAvg]")
+        tuned(first, "rows=[FedAvg]")
+    second = trainer()
+    tuned(second, "rows=[FedAvg]")
     assert first.jobs[1] == second.jobs[0]
     assert second.folders[0].name == "trial_0001"
     assert len(trials(tuned.folder, "fedavg_digits")) == 2

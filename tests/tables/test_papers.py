@@ -198,7 +198,8 @@ def test_errors_name_the_file_and_the_place(tmp_path, wrong, message):
     path = tmp_path / "mine.yaml"
     path.write_text(yaml.safe_dump(GOOD | wrong))
     if not message:
-        assert (table := load(path)).printed(table.rows[0], table.columns[0]) == Printed(1)
+        table = load(path)
+        assert table.printed(table.rows[0], table.columns[0]) == Printed(1)
         return
     with pytest.raises(ValueError, match=rf"mine\.yaml is no table: .*{message}"):
         load(path)

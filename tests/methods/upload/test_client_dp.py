@@ -207,7 +207,8 @@ def test_epsilon_agrees_with_published_values_and_another_accountant():
     for done in (1, 100):
         assert noise.spent(done) == pytest.approx(epsilon_of(1.0, 0.05, done, 1e-5), rel=0.01)
     for done, expected in ((100, {"privacy/epsilon_rdp": noise.spent(100)}), (800, noise.total)):
-        noise.on_round_end(row := {}, replace(make_received({}), index=done - 1))
+        row = {}
+        noise.on_round_end(row, replace(make_received({}), index=done - 1))
         assert row == expected
     # Google's dp-accounting, by PLD
     assert noise.total["privacy/epsilon_prv"] == pytest.approx(9.697, rel=0.01)
