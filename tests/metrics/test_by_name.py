@@ -87,7 +87,8 @@ def test_clients_have_the_mean_over_their_own_test_splits(results, tmp_path):
     first = assemble(gcfed.configure(*SHORT, "data.client_test=0.3", folder=tmp_path))
     values = []
     for client in first.loop.sampler(0, first.data.num_clients, 1):
-        if len(samples := first.data.tests_of_clients.client(int(client))):
+        samples = first.data.tests_of_clients.client(int(client))
+        if len(samples):
             x, y = results[0].trainer.datamodule.fetch(torch.as_tensor(samples), None)
             values.append(f1(outputs_of(first.module.net, x).argmax(-1).numpy(), y.numpy()))
     assert results[0].frame["personal/global_f1"].iloc[0] == pytest.approx(

@@ -305,7 +305,7 @@ class ClientRound:
                     part.stores.write(name, clients, values, self.download.round, finite)
 
 
-def declares_recordable(part: ClientPart) -> str | None:
+def own_recordable(part: ClientPart) -> str | None:
     """The part's own ``recordable``. A base class does not count, because hooks may differ."""
     of_class = vars(type(part)).get("recordable")
     return vars(part).get("recordable", of_class)

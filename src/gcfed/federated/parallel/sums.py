@@ -288,9 +288,8 @@ def sum_over_processes(tensors: Sequence[Tensor]) -> Sequence[Tensor]:
 
 def _sent_sums(tensors: Sequence[Tensor]) -> list[Tensor]:
     """The sums of processes that share no memory: one message for each data type."""
-    by_dtype: dict[torch.dtype, list[int]] = defaultdict(
-        list
-    )  # its order is the same on every process
+    # The order of the types is the same on every process.
+    by_dtype: dict[torch.dtype, list[int]] = defaultdict(list)
     for i, t in enumerate(tensors):
         by_dtype[t.dtype].append(i)
     totals = list(tensors)
