@@ -362,9 +362,8 @@ def make_received(start, num_finite=2, **kwargs):
         cohort,
         5,
         start,
-        **{"lr": 0.1, "reduce": list} | kwargs,
+        **{"lr": 0.1, "reduce": list, "answered": cohort} | kwargs,
         versions=np.zeros(2, int),
-        answered=cohort,
         num_finite=num_finite,
         usable=num_finite > 0,
     )

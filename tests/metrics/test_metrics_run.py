@@ -11,7 +11,16 @@ import numpy as np
 import pytest
 import torch
 from conftest import TWO, read_rows, refuses
-from harness import Cohorts, final_weights, make_net, random_federation, sgd, train_rounds, weights
+from harness import (
+    Cohorts,
+    final_weights,
+    make_net,
+    make_received,
+    random_federation,
+    sgd,
+    train_rounds,
+    weights,
+)
 from omegaconf import open_dict
 from recording import Recorder
 from torch import nn
@@ -24,7 +33,7 @@ from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
-from gcfed.metrics.updates import Gap, Updates
+from gcfed.metrics.updates import Drift, Gap, Updates
 from gcfed.run import train
 
 N = 6
@@ -175,6 +184,14 @@ def test_a_round_without_a_finite_client_has_nothing_to_measure(config, tmp_path
         n for n in COLUMNS if n.startswith(of_the_model)
     }
     assert final_weights(result).isfinite().all()
+
+
+def test_a_round_that_no_client_answers_has_nothing_to_measure():
+    drift = Drift()
+    drift.rounds = 1
+    row = {}
+    drift.on_round_end(row, make_received({}, answered=np.array([], int)))
+    assert row == {}
 
 
 def test_a_metric_with_a_wrong_number_of_values_is_refused():
