@@ -214,6 +214,34 @@ def test_added_and_concatenated_tensors_are_no_weights():
     )
 
 
+@pytest.mark.parametrize(
+    "scaled_positions",
+    [
+        lambda net: net.scale * net.positions,
+        lambda net: net.scale.sigmoid() * net.positions,
+        lambda net: F.normalize(net.positions, dim=-1) / net.scale,
+        lambda net: net.positions * net.gates,
+        lambda net: (net.positions * net.gates)[torch.arange(3)],
+    ],
+)
+def test_scaled_positions_are_no_weights(scaled_positions):
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inputs = nn.Linear(8, 8)
+            self.scale = nn.Parameter(torch.ones(1))
+            self.positions = nn.Parameter(torch.randn(3, 8))
+            self.gates = nn.Parameter(torch.ones(8))
+            self.head = nn.Linear(8, 2)
+
+        def forward(self, x):
+            return self.head((self.inputs(x) + scaled_positions(self)).mean(1))
+
+    order = forward_order(Net(), torch.randn(2, 3, 8))
+    assert order.added == {"positions"}
+    assert order.weights == ["inputs.weight", "head.weight"]
+
+
 class Scales(nn.Module):
     """A parametrization: a weight times learned scales."""
 

@@ -62,9 +62,9 @@ class ForwardOrder:
             before.
         names: all parameters in order.
         added: parameters of two or more axes that multiply no input, such as class tokens and
-            positions, added or looked up. Also those ``[1, …]`` that scale activations entry by
-            entry, are the input of a layer, or are repeated over the outputs of a weight, such as
-            the scales of ``weight_norm(dim=1)``.
+            positions, added or looked up, also if other parameters scale them. Also those ``[1,
+            …]`` that scale activations entry by entry, are the input of a layer, or are repeated
+            over the outputs of a weight, such as the scales of ``weight_norm(dim=1)``.
         groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
         matrices: parameters that are matrices of a layer's outputs and inputs: of convolutions,
@@ -241,7 +241,8 @@ class ForwardOrder:
             if meets_data or not _repeats(func, t, results):
                 whole |= names - self._repeated[_memory(t)]
         weights = {}
-        if len(inputs) > 1 and (meets_data or _kind(func) not in LOOKUPS):
+        is_layer = meets_data or not (_kind(func) in LOOKUPS or torch.Tag.pointwise in func.tags)
+        if len(inputs) > 1 and is_layer:
             for name, t in sources.items():
                 if not self._multiplies(func, args, name, t):
                     continue
