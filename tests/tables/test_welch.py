@@ -5,7 +5,7 @@ import math
 import pytest
 from scipy import stats
 
-from gcfed.reporting.student import two_sided_p
+from gcfed.reporting.student import quantile, two_sided_p
 from gcfed.tables.welch import Sample, compare_means
 
 
@@ -22,15 +22,14 @@ from gcfed.tables.welch import Sample, compare_means
 def test_two_means_have_the_p_of_scipy(ours, theirs):
     expected = stats.ttest_ind_from_stats(*ours, *theirs, equal_var=False)
     found = compare_means(ours, theirs)
-    assert found.p == pytest.approx(expected.pvalue, rel=1e-3)
-    assert found.value / found.standard_error == pytest.approx(expected.statistic)
+    assert found.p == pytest.approx(expected.pvalue, rel=1e-9)
+    assert found.value == ours.mean - theirs.mean
 
 
 def test_a_single_run_has_the_printed_deviation():
     found = compare_means(Sample(67.12, None, 1), Sample(62.50, 1.24, 3))
-    assert found.standard_error == pytest.approx(1.24 * math.sqrt(1 + 1 / 3))
-    t = 4.62 / found.standard_error
-    assert found.p == pytest.approx(2 * stats.t.sf(t, 2), rel=1e-3)
+    t = 4.62 / (1.24 * math.sqrt(1 + 1 / 3))
+    assert found.p == pytest.approx(2 * stats.t.sf(t, 2), rel=1e-9)
 
 
 @pytest.mark.parametrize(
@@ -43,4 +42,9 @@ def test_a_mean_without_a_deviation_is_not_tested(theirs):
 @pytest.mark.parametrize("freedom", [1.0, 1.7, 2.0, 4.0, 30.0])
 @pytest.mark.parametrize("t", [0.0, 0.5, 3.0, -3.0, 12.0])
 def test_p_is_that_of_students_t(t, freedom):
-    assert two_sided_p(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-6)
+    assert two_sided_p(t, freedom) == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+
+
+@pytest.mark.parametrize("freedom", [1, 2, 3, 4, 9, 29, 99, 9999])
+def test_the_quantile_is_that_of_students_t(freedom):
+    assert quantile(freedom) == pytest.approx(stats.t.ppf(0.975, freedom), rel=1e-12)

@@ -1,4 +1,4 @@
-"""The difference between our mean and a printed mean: its standard error, and Welch's t-test."""
+"""The difference between our mean and a printed mean, and Welch's t-test."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ class Sample(NamedTuple):
 
 
 class Difference(NamedTuple):
-    """Ours less theirs, its standard error, and the two-sided p of "both have the same mean"."""
+    """Ours less theirs, and the two-sided p of "both have the same mean"."""
 
     value: float
-    standard_error: float
     p: float
 
 
@@ -43,7 +42,7 @@ def compare_means(ours: Sample, theirs: Sample) -> Difference | None:
     if error == 0.0:
         return None
     value = ours.mean - theirs.mean
-    return Difference(value, error, two_sided_p(value / error, freedom))
+    return Difference(value, two_sided_p(value / error, freedom))
 
 
 def _freedom(our_part: float, our_seeds: int, their_part: float, their_seeds: int) -> float:
