@@ -282,9 +282,24 @@ class Steps(ClientPart):
     def on_before_optimizer_step(self, trainer, pl_module, optimizer): ...
 
 
+class InWords(ClientPart):
+    """Declares its fact without ``Fact``, as a user's method may."""
+
+    facts = {"corrects drift"}
+
+
+class MisspeltFact(ClientPart):
+    facts = {"correct drift"}
+
+
 @pytest.mark.parametrize(
     ("methods", "message"),
     [
+        ([Scaffold(), InWords()], "each of Scaffold and InWords corrects drift"),
+        (
+            [MisspeltFact()],
+            r"MisspeltFact\.facts: 'correct drift' is unknown\. Choose from moves the start, corr",
+        ),
         ([Scaffold(), FedVARP()], "each of Scaffold and FedVARP corrects drift"),
         ([FedExP(), LookAhead(0.0)], "each of FedExP and LookAhead moves the start"),
         ([FedCM(), FedNova()], "each of FedCM and FedNova edits the mean"),

@@ -91,7 +91,7 @@ class Received(Round):
         samples, steps: of all uploads that the round uses.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update. The update must be finite and come from
-            at least one client. A part with the fact "steps without clients" needs no client.
+            at least one client. A part with ``Fact.STEPS_WITHOUT_CLIENTS`` needs no client.
     """
 
     answered: np.ndarray = field(kw_only=True)
