@@ -108,10 +108,32 @@ def test_a_difference_to_a_baseline_is_paired_by_seed(tmp_path):
     table = Comparison(frame, folders).table(baseline="y")
     gap = np.array([10.0, 20.0])
     half = 12.7062 * gap.std(ddof=1) / np.sqrt(2)
-    row = table.loc["x", ["difference", "difference_low", "difference_high", "pairs"]]
-    assert row.tolist() == pytest.approx([15, 15 - half, 15 + half, 2], rel=1e-4)
+    row = table.loc["x", ["difference", "from", "to"]]
+    assert row.tolist() == pytest.approx([15, 15 - half, 15 + half], abs=0.005)
     assert table.loc["y", "difference"] == 0
     assert "difference" not in Comparison(frame, folders).table()
+
+
+def test_a_table_with_differences_fits_a_terminal(tmp_path, monkeypatch):
+    """pandas hides columns in the middle of a table that is wider than the terminal."""
+    for key, size in (("COLUMNS", "80"), ("LINES", "24")):
+        monkeypatch.setenv(key, size)
+    found = compared(tmp_path, **{"GC-Fed": ("test/acc", {}), "FedAvg": ("test/acc", {})})
+    table = found.table(baseline="FedAvg")
+    columns = ["mean", "low", "high", "difference", "from", "to", "seeds"]
+    assert [*table] == columns
+    with pd.option_context("display.max_columns", 0, "display.width", 80):
+        heading = repr(table).splitlines()[0]
+    assert heading.split() == ["final:test/acc", "(%)", *columns]
+    assert max(map(len, repr(table).splitlines())) <= 80
+
+
+def test_a_table_has_the_unit_and_digits_of_the_report(tmp_path):
+    found = compared(tmp_path, A=("test/acc", {"comm/up_bytes": 2_123_456, "test/loss": 0.0123456}))
+    assert found.table("comm/up_bytes").columns.name == "final:comm/up_bytes (MB)"
+    assert found.table("comm/up_bytes").loc["A", "mean"] == 3.185  # of 2.123456 and 4.246912
+    assert found.table("test/loss", rounds=2).columns.name == "mean:test/loss[2]"
+    assert found.table("test/loss").loc["A", "mean"] == 0.01852
 
 
 def test_an_unknown_baseline_and_one_that_is_left_out_are_refused(tmp_path):

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.folders.columns import is_accuracy
 from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
-from gcfed.folders.measures import parse, smooth, value, window_of
+from gcfed.folders.measures import measure_of_last, parse, smooth, value, window_of
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.versions import mixed_versions
@@ -215,6 +214,13 @@ def _sorted(keys: Iterable[tuple[Name, int]]) -> list[tuple[Name, int]]:
     return sorted(keys, key=lambda key: (isinstance(key[0], str), *key))
 
 
+def _with_interval(numbers: pd.Series, names: tuple[str, str, str]) -> dict[str, float]:
+    """The mean and the ends of its 95 % interval, under these names."""
+    from gcfed.reporting.verdict import interval
+
+    return dict(zip(names, (numbers.mean(), *interval(numbers)), strict=True))
+
+
 def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.DataFrame:
     """A row for each run below the roots, also for those that have not ended. The log names the
     folders that are left out because their files cannot be read.
@@ -303,51 +309,60 @@ class Comparison:
         self, column: str | None = None, rounds: int | None = None, baseline: Name | None = None
     ) -> pd.DataFrame:
         """A row for each method: a column's mean over seeds and the last ``rounds`` rounds, with
-        its 95 % interval. Accuracies are in percent.
+        its 95 % interval from ``low`` to ``high``, and the number of ``seeds``.
 
-        ``diverged`` is the number of the method's diverged runs, which count like the others.
+        The name of the columns is the measure with its unit, ``last10:test/acc (%)``. Numbers have
+        the digits and the unit of the report; ``frame`` has all digits. Narrow enough for a
+        terminal of 80 letters: ``pairs`` and ``diverged`` are there only if they say something.
 
         Args:
             column: None: the column that the methods declare as their result. A method that cannot
                 be compared with the others is left out, and the log says why.
             rounds: None: as in the report. That is ten for an accuracy if each run has at least
                 thirty rounds, else the last value alone.
-            baseline: a method. Adds the mean ``difference`` to it, seed by seed, its 95 % interval
-                from ``difference_low`` to ``difference_high``, and the number of ``pairs``.
-                Accuracies differ by points.
+            baseline: a method. Adds the mean ``difference`` to it, seed by seed, and its 95 %
+                interval, ``from`` and ``to``. Accuracies differ by points. ``pairs``, if it is
+                another number than ``seeds``, counts the seeds with a difference.
+
+        ``diverged`` counts the diverged runs of each method, if a run diverged. They count like
+        the others.
 
         Raises Refusal for an unknown column or baseline.
         """
         import pandas as pd
 
-        from gcfed.reporting.verdict import interval
+        from gcfed.reporting.verdict import scale_of
 
         column, window, methods, not_compared = self._judged_by(column)
         curves = self.curves(column, methods)
         if rounds is None:
             rounds = window
-        unit, factor = ("%", 100) if is_accuracy(column) else ("", 1)
         numbers_of = {}  # by method, then by seed
         for method, runs in curves.items():
             numbers_of[method] = runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
-        rows = {}
-        for method, numbers in numbers_of.items():
-            shown = factor * numbers
-            counts = (len(shown), rounds, self._diverged(method))
-            rows[method] = (shown.mean(), *interval(shown), unit, column, *counts)
-        names = ["mean", "low", "high", "unit", "column", "seeds", "rounds", "diverged"]
-        table = pd.DataFrame.from_dict(rows, orient="index", columns=names)
-        if baseline is None:
-            return table
-        if baseline not in numbers_of:
+        if baseline is not None and baseline not in numbers_of:
             why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
             raise Refusal(f"baseline={baseline}: {why}.")
-        gaps = {}
+        measure = measure_of_last(column, rounds)
+        scale = scale_of(measure, max(numbers.abs().max() for numbers in numbers_of.values()))
+        rows: dict[Name, dict[str, float]] = {}
+        pairs = []
         for method, numbers in numbers_of.items():
-            gap = factor * (numbers - numbers_of[baseline]).dropna()  # by seed
-            gaps[method] = (gap.mean(), *interval(gap), len(gap))
-        names = ["difference", "difference_low", "difference_high", "pairs"]
-        return table.join(pd.DataFrame.from_dict(gaps, orient="index", columns=names))
+            row = _with_interval(scale.factor * numbers, ("mean", "low", "high"))
+            if baseline is not None:
+                gaps = (numbers - numbers_of[baseline]).dropna()  # by seed
+                row |= _with_interval(scale.factor * gaps, ("difference", "from", "to"))
+                pairs.append(len(gaps))
+            rows[method] = row
+        table = pd.DataFrame.from_dict(rows, orient="index").round(scale.digits)
+        table.columns.name = f"{measure} ({scale.unit})" if scale.unit else measure
+        table["seeds"] = [len(numbers) for numbers in numbers_of.values()]
+        if baseline is not None and pairs != table["seeds"].tolist():
+            table["pairs"] = pairs
+        diverged = [self._diverged(method) for method in numbers_of]
+        if any(diverged):
+            table["diverged"] = diverged
+        return table
 
     @property
     def _methods(self) -> list[Name]:

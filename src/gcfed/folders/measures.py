@@ -232,6 +232,13 @@ def window_of(column: str, rounds: Iterable[int]) -> int:
     return WINDOW if is_accuracy(column) and not are_short(rounds) else 1
 
 
+def measure_of_last(column: str, rounds: int) -> str:
+    """The measure of a column's mean over the last ``rounds`` rounds: ``last10:test/acc``."""
+    if rounds == 1:
+        return f"final:{column}"
+    return f"last10:{column}" if rounds == 10 else f"mean:{column}[{rounds}]"
+
+
 def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:
     """Whether ``window`` rounds are more than a third of a run. Then its last test counts, and not
     a mean over its last rounds.
