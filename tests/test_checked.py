@@ -51,7 +51,12 @@ def test_valid_values_are_passed_on_unchanged(given):
     [
         *(("lam", value, f"lam={value} must be a finite number.") for value in (nan, inf)),
         ("lam", -1, "lam=-1 must be at least 0."),
-        ("lam", 1.5, "lam=1.5 must be at most 1."),
+        ("lam", 1.5, "lam=1.5 must be at most 1 (1.5 % is 0.015)."),
+        ("lam", 50, "lam=50 must be at most 1 (50 % is 0.5)."),
+        ("lam", "50%", "lam=50% must be a number (50 % is 0.5)."),
+        ("lam", "2.5 %", "lam=2.5 % must be a number (2.5 % is 0.025)."),
+        ("lam", 300, "lam=300 must be at most 1."),
+        ("pair", (50, 0), "pair.0=50 must be below 1 (50 % is 0.5)."),
         ("lam", True, "lam=true must be a number."),
         ("lam", "0.5", "lam=0.5 must be a number."),
         ("lam", [], "lam=[] must be a number."),
@@ -102,7 +107,7 @@ def test_an_error_names_the_key():
     cfg = OmegaConf.create({"ahead": part | {"inner": [part]}})
     assert type(build(cfg.ahead).inner[0]) is Part
     for key, value, message in (
-        ("ahead.lam", 2, "ahead.lam=2 must be at most 1."),
+        ("ahead.lam", 2, "ahead.lam=2 must be at most 1 (2 % is 0.02)."),
         ("ahead.inner[0].lam", -1, "ahead.inner[0].lam=-1 must be at least 0."),
         ("ahead.lamb", 1, "ahead.lamb: got an unexpected keyword argument 'lamb'"),
         (

@@ -2,13 +2,14 @@
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 from conftest import refuses
 
 import gcfed
 from gcfed.commands import train
-from gcfed.utils.compose import refuse_words
+from gcfed.utils.compose import refuse_words, shorthand
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
@@ -120,6 +121,24 @@ def test_the_error_of_an_own_option_names_the_folder_that_has_it(tmp_path, monke
     with refuses(r"without conf/algorithm/mine\.yaml: add --config-dir conf \(in Python"):
         gcfed.configure("algorithm=mine")
     gcfed.configure("algorithm=mine", config_dir="conf")
+
+
+@pytest.mark.parametrize("word", ["flöwers", "my run ü", "数据/x.csv", "~/flöwers.csv"])
+def test_foreign_letters_need_no_quotes(word):
+    expected = word.replace("~", str(Path.home()))
+    assert gcfed.configure("data=csv", f"data.path={word}").data.path == expected
+
+
+def test_the_home_folder_is_known_behind_an_equals_sign():
+    """A shell knows ~ at the beginning of a word only."""
+    home = str(Path.home())
+    assert shorthand(["a=~/x", "b=[~/x,'~/y z']", 'c="~/x"', "d=x~/y", "~callbacks"]) == [
+        f"a={home}/x",
+        f"b=[{home}/x,'{home}/y z']",
+        f'c="{home}/x"',
+        "d=x~/y",
+        "~callbacks",
+    ]
 
 
 def test_a_path_needs_no_quotes(tmp_path):

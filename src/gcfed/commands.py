@@ -156,7 +156,9 @@ def _train(cfg: DictConfig) -> None:
     from gcfed.utils.refusal import Refusal
 
     try:
-        refuse_idle(cfg, HydraConfig.get().overrides.task)
+        command = HydraConfig.get()
+        sweeper = command.runtime.choices.get("hydra/sweeper")
+        refuse_idle(cfg, command.overrides.task, searches=sweeper not in (None, "basic"))
         result = train(cfg)
     finally:
         remove_refused(cfg)

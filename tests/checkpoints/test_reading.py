@@ -45,8 +45,14 @@ def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
 
 
 def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tmp_path):
-    """For a test and for a run that continues."""
-    sentence = re.escape(f"ckpt_path={tmp_path} is a folder. Set {tmp_path}/checkpoints/last.ckpt.")
+    """For a test and for a run that continues; also a folder of runs."""
+    start = re.escape(f"ckpt_path={tmp_path} is a folder. Set ckpt_path=")
+    with refuses(rf"{start}<run>/checkpoints/last\.ckpt"):
+        load_weights(str(tmp_path))
+    checkpoint = tmp_path / "a/checkpoints/last.ckpt"
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.touch()
+    sentence = f"{start}{re.escape(str(checkpoint))}"
     with refuses(sentence):
         load_weights(str(tmp_path))
     with refuses(sentence):

@@ -2,6 +2,7 @@
 
 import logging
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -126,6 +127,12 @@ WRONG = {
     "name=../../escape": "name",
     "participation.faults.dropout=1": "participation.faults.dropout",
     "optimized_metric=3": "optimized_metric",
+    "paths.log_dir=": "paths.log_dir= names no folder",
+    "hydra.run.dir=''": "hydra.run.dir='' names no folder",
+    "optimized_metric=test/acc": "optimized_metric=test/acc has no effect without a search",
+    "attack=sign_flip attack.clients=20%": "20% must be a number (20 % is 0.2)",
+    "data=csv data.target=y data.path=~/no/x.csv": f"data.path={Path.home()}/no/x.csv",
+    'data=csv data.target=y data.path="~/no/x.csv"': f"data.path={Path.home()}/no/x.csv",
     "client_store.folder=''": "client_store.folder",
     "ckpt_path=''": "ckpt_path",
     "paths.log_dir=''": "paths.log_dir",

@@ -237,6 +237,7 @@ def wrong_command(folder, *words):
         ({"sedes": [1]}, "the key sedes is unknown: did you mean seeds?"),
         ({"rows": [{"label": "a", "override": []}]}, "the key rows.0.override is unknown"),
         ({"columns": None}, "columns=null must be a list"),
+        ({"rows": {"FedAvg": ["gc=none"]}}, "rows must be a list, such as [{label: FedAvg, over"),
         ({"rows": ["gc=none"]}, "rows.0 must have keys, such as {label: FedAvg, overrides: [gc="),
         ({"overrides": "rounds=2"}, "overrides=rounds=2 must be a list, such as [rounds=2]"),
         ({"seeds": [1, 1]}, "seeds=[1, 1] must be a list without repetitions"),
@@ -280,6 +281,24 @@ def test_a_table_without_columns_has_one(tmp_path):
     planned = plan(load(path), "full", Selection())
     assert [*planned.places] == [("FedAvg", "result"), ("GC-Fed", "result")]
     assert [job.folder for job in planned.jobs.values()] == ["fedavg_result_s1", "gc-fed_result_s1"]
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("rows: [{label: a}]\nseeds: [1]\nrows: [{label: b}]\n", "line 3 has the key rows again"),
+        (
+            "rows:\n- label: a\n  overrides: []\n  overrides: [gc=none]\n",
+            "line 4 has the key overr",
+        ),
+    ],
+)
+def test_a_key_that_a_table_has_twice_is_refused(tmp_path, text, where):
+    """YAML would take the last one, without a word."""
+    path = tmp_path / "mine.yaml"
+    path.write_text(text)
+    with pytest.raises(Refusal, match=rf"mine.yaml is no table: {where}"):
+        load(path)
 
 
 @pytest.mark.parametrize("text", ["- a\n- b\n", "- [a, b]\n", "hello\n"])

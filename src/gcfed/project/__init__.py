@@ -6,6 +6,7 @@ import re
 import sys
 from pathlib import Path
 
+from gcfed.folders.failure import headline
 from gcfed.utils.refusal import Refusal
 
 _HERE = Path(__file__).resolve().parent
@@ -28,13 +29,13 @@ USAGE = "gcfed-new takes one name, that of the new folder: gcfed-new flowers"
 def new_project(folder: str | Path) -> Path:
     """Writes the files of a project into a new folder; returns the folder.
 
-    Raises Refusal for a name that is no folder's, FileExistsError if the folder exists.
+    Raises Refusal for a name that is no folder's, and if the folder exists.
     """
     folder = Path(folder)
     if not re.fullmatch(r"\w[\w.+ -]*", folder.name):
         raise Refusal(f"{folder}: the folder's name needs a letter or digit first. {USAGE}")
     if folder.exists():
-        raise FileExistsError(f"{folder} exists already: name a new folder.")
+        raise Refusal(f"{folder} exists already: name a new folder.")
     for name, source in FILES.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -51,5 +52,5 @@ def main() -> None:
     try:
         folder = new_project(words[0])
     except (ValueError, OSError) as error:
-        sys.exit(str(error))
+        sys.exit(headline(error))
     print(f"{folder} is ready. Its README.md names the commands.")

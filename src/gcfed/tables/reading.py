@@ -16,6 +16,7 @@ from gcfed.folders.reading import read_yaml
 from gcfed.tables.records import Axis, Search, Selection, Table
 from gcfed.utils.checked import sentence
 from gcfed.utils.compose import suggestion
+from gcfed.utils.files import YamlLoader
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 #: The package's own tables: a YAML each. ``setting/`` has what several of them share.
@@ -77,9 +78,26 @@ def _no_table(name: str | Path) -> str:
 
 def _mapping(path: Path) -> dict[Any, Any]:
     try:
-        return read_yaml(path)
+        mapping = read_yaml(path)
     except Refusal as error:
         raise Refusal(f"{path} is no table: {error}. A table has rows and columns.") from None
+    _refuse_repeated_keys(yaml.compose(path.read_text(encoding="utf-8"), YamlLoader), path)
+    return mapping
+
+
+def _refuse_repeated_keys(node: yaml.Node | None, path: Path) -> None:
+    """Raises Refusal if a mapping has a key twice: YAML would take the last one, without a word."""
+    if isinstance(node, yaml.SequenceNode):
+        for entry in node.value:
+            _refuse_repeated_keys(entry, path)
+    if isinstance(node, yaml.MappingNode):
+        known = set()
+        for key, value in node.value:
+            if key.value in known:
+                line = key.start_mark.line + 1
+                raise Refusal(f"{path} is no table: line {line} has the key {key.value} again")
+            known.add(key.value)
+            _refuse_repeated_keys(value, path)
 
 
 def _change(raw: dict[str, Any], key: str, value: Any) -> None:
@@ -120,7 +138,9 @@ def reason(finding: ErrorDetails) -> str:
     if finding["type"] == "unexpected_keyword_argument":
         record = RECORDS[place[0] if len(place) > 1 else ""]
         known = [one.name for one in fields(record)]
-        return f"the key {key} is unknown{suggestion(place[-1], known)}"
+        return f"the key {key} is unknown{suggestion(place[-1], known).removesuffix('.')}"
+    if finding["type"] == "list_type" and isinstance(finding["input"], dict):
+        return f"{key} must be a list, such as [{{label: FedAvg, overrides: [gc=none]}}]"
     if finding["type"] == "dataclass_type" and key:
         return f"{key} must have keys, such as {{label: FedAvg, overrides: [gc=none]}}"
     if finding["type"] == "value_error":  # of a record's own check

@@ -13,6 +13,7 @@ Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass
 from functools import wraps
@@ -157,7 +158,7 @@ def sentence(findings: Sequence[ErrorDetails]) -> str:
     value = f"{entry}={as_typed(first['input'])}"
     expected = dict.fromkeys(filter(None, map(_expected, findings)))
     if expected:
-        return f"{value} must be {' or '.join(expected)}."
+        return f"{value} must be {' or '.join(expected)}{_as_share(first)}."
     # a validator of ours, or a rare type
     return f"{value}: {first['msg'].removeprefix('Value error, ')}"
 
@@ -172,6 +173,19 @@ def _expected(finding: ErrorDetails) -> str:
     if limits.get("class") == "Sequence":
         return A_LIST.format(value=value)
     return EXPECTED.get(finding["type"], "").format(**limits, value=value)
+
+
+def _as_share(finding: ErrorDetails) -> str:
+    """`` (50 % is 0.5)``, if a share was given in percent, as 50 or as 50%; else ""."""
+    limits = finding.get("ctx", {})
+    given = finding["input"]
+    if isinstance(given, str) and finding["type"] == "float_type":
+        percent = re.fullmatch(r"(\d+(?:\.\d+)?) ?%", given)
+        return f" ({percent[1]} % is {float(percent[1]) / 100:g})" if percent else ""
+    is_share = limits.get("lt", limits.get("le")) == 1
+    if is_share and isinstance(given, int | float) and 1 < given <= 100:
+        return f" ({given:g} % is {given / 100:g})"
+    return ""
 
 
 def as_typed(value: Any) -> str:

@@ -32,6 +32,7 @@ from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
+SEARCHED = "optimized_metric"  # the measure of a search
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
@@ -53,6 +54,10 @@ SAME_OF_DATA = (
     ("data.path", "data.root"),
     ("data.target", "data.label"),
 )
+#: A path in the home folder, alone, in quotes or in a list.
+AT_HOME = re.compile(r"(^['\"]?|[\[,]\s*['\"]?)~/")
+#: Keys of folders that commands write to.
+FOLDER = re.compile(r"\+*(paths\.\w+|out|hydra\.(run|sweep)\.dir)")
 #: ``mynet.Net``
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 #: What Hydra's grammar reads as no text, so it names no option.
@@ -64,7 +69,10 @@ COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 def shorthand(overrides: Iterable[str]) -> list[str]:
     """``model._target_=mynet.Net`` also chooses ``model=own``, and ``gc=null`` means ``gc=none``.
 
-    A path and a word such as ``it's`` need no quotes.
+    A path and words such as ``it's`` and ``flöwers`` need no quotes. ``~/`` is the home folder,
+    also behind an equals sign, where a shell leaves it as it is.
+
+    Raises Refusal for a folder without a name: ``paths.log_dir=`` would be that of the root.
     """
     words = [_without_shorthand(word) for word in overrides]
     names_own_network = any(re.match(r"model\._target_=(?!gcfed\.)", word) for word in words)
@@ -77,14 +85,24 @@ def _without_shorthand(word: str) -> str:
     key, equals, value = word.partition("=")
     if not equals:
         return word
+    if FOLDER.fullmatch(key) and not value.strip("'\" "):
+        raise Refusal(f"{word} names no folder.")
     if value == "null" and key in GROUPS:
         return f"{key}=none"
     if key in GROUPS and NO_NAME.fullmatch(value):
         raise Refusal(_unknown_option(key, value, _options(key)))
+    value = AT_HOME.sub(lambda found: f"{found[1]}{Path.home()}/", value)
     has_quote = re.match(r"[^'\"\[{(]+'", value)
-    if has_quote or _is_path_with_odd_letters(value):
+    if has_quote or _has_foreign_letters(value) or _is_path_with_odd_letters(value):
         return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
-    return word
+    return f"{key}={value}"
+
+
+def _has_foreign_letters(value: str) -> bool:
+    """Whether a value is a plain text with letters that Hydra's grammar knows only in quotes, such
+    as ``flöwers``. A list, a sweep and a function are none.
+    """
+    return not value.isascii() and re.fullmatch(r"[^'\"\[\]{}(),$=]+", value) is not None
 
 
 def _is_path_with_odd_letters(value: str) -> bool:
@@ -123,18 +141,23 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
-    refuse_idle(cfg, overrides)
+    searches = any(re.match(r"\+?(hparams_search|hydra/sweeper)=", word) for word in overrides)
+    refuse_idle(cfg, overrides, searches=searches)
     return cfg
 
 
-def refuse_idle(cfg: DictConfig, words: Sequence[str]) -> None:
+def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> None:
     """Raises Refusal if the user set a key of a group that is switched off: ``gc.boundary`` without
-    GC.
+    GC; or ``optimized_metric`` without a search.
 
     A config file may set such a key, as models do for the case that there is GC.
     """
     for word in words:
-        key = word.removeprefix("++").partition("=")[0]
+        key, _, value = word.removeprefix("++").partition("=")
+        if key == SEARCHED and value != "null" and not searches:
+            raise Refusal(
+                f"{word} has no effect without a search, such as -m hparams_search=digits_optuna."
+            )
         why = _why_idle(cfg, key)
         if why:
             raise Refusal(why)
