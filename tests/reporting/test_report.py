@@ -129,6 +129,17 @@ def test_each_algorithm_has_one_colour_and_dash_pattern():
     assert together["FedAvg"] == {"color": GREY, "linestyle": "-"}
 
 
+def test_unknown_names_have_colours_of_their_own():
+    names = ["GC-Fed", "Local GC", "Global GC", "FedAvg, epochs 5", "FedAvg, epochs 2", "Mine"]
+    assert len({look["color"] for look in looks(names).values()}) == len(names)
+
+
+def test_a_method_of_a_notebook_goes_by_its_name():
+    own = {"methods.mine._target_": "__main__.UpdateClipping"}
+    (method,) = frame_of([run_of(**own)])["method"]
+    assert method == "fedavg + UpdateClipping"
+
+
 def test_curves_hold_the_data():
     values = np.array([[0.1, 0.5, 0.6], [0.2, 0.4, 0.8]])
     own = [run_of(seed=seed, values=one, rounds=3) for seed, one in enumerate(values, start=1)]

@@ -4,7 +4,7 @@ All methods are compared over their common seeds.
 """
 
 import re
-from math import isnan
+from math import inf, isnan
 
 import numpy as np
 import pytest
@@ -15,7 +15,7 @@ from run_folders import GCFED, run_of
 from gcfed.reporting.build import MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import interval, verdict
+from gcfed.reporting.verdict import interval, scale_of, verdict
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -97,6 +97,13 @@ def width(latex):
     size = {"size": 9, "prop": FontProperties(family="STIXGeneral")}
     widths = [[TextPath((0, 0), word, **size).get_extents().width for word in row] for row in words]
     return sum(map(max, zip(*widths, strict=True))) + 6 * (len(rows[0]) - 1)
+
+
+def test_a_number_that_rounds_to_nothing_has_no_sign_of_its_own():
+    scale = scale_of("test/acc")
+    texts = [scale.text(gap, "+") for gap in (-0.00001, 0.00001, -0.01, inf)]
+    assert texts == ["+0.00", "+0.00", "−1.00", "+inf"]
+    assert scale.text(-0.00001) == "0.00"
 
 
 def test_tables_for_papers_fit_one_column_of_two():

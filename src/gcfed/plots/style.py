@@ -106,15 +106,15 @@ _LOOKS = [{"color": color, "linestyle": dash} for dash in _DASHES for color in _
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
 
-    Other names than those of ``METHODS`` get a look by their hash. If two names would share a look,
-    the second in the alphabet takes the next free one.
+    Other names than those of ``METHODS`` get a look by their hash, or the next one with a free
+    colour. If two names would share a look, the second in the alphabet takes the next free one.
     """
     look_of: dict[str, dict[str, Any]] = {}
     for method in sorted({*methods}, key=lambda name: (name not in METHODS, name)):
         if method.lower() == "fedavg":
             look_of[method] = {"color": GREY, "linestyle": "-"}
         else:
-            look_of[method] = _next_free(_position(method), look_of.values())
+            look_of[method] = _next_free(_position(method), method, look_of.values())
     return look_of
 
 
@@ -125,12 +125,16 @@ def _position(method: str) -> int:
     return zlib.crc32(method.encode()) % len(_LOOKS)
 
 
-def _next_free(start: int, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
-    """The first look from ``start`` on, in a circle, that is not taken; if all are, that one."""
-    for look in _LOOKS[start:] + _LOOKS[:start]:
-        if look not in taken:
-            return look
-    return _LOOKS[start]
+def _next_free(start: int, method: str, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
+    """The first look from ``start`` on, in a circle, that is not taken; if all are, that one.
+
+    A method that is not in ``METHODS`` takes a look of a colour that is not taken, if there is one.
+    """
+    free = [look for look in _LOOKS[start:] + _LOOKS[:start] if look not in taken]
+    colours = {look["color"] for look in taken}
+    if method not in METHODS:
+        free.sort(key=lambda look: look["color"] in colours)  # stable
+    return free[0] if free else _LOOKS[start]
 
 
 #: Markers of the methods in a figure, in their order.

@@ -275,11 +275,13 @@ def _texts(run: Run) -> dict[str, str]:
 
 
 def _text(value: Any) -> str:
-    """A value as text: floats in short, our classes and torch's without their modules."""
+    """A value as text: floats in short, our classes, torch's and a notebook's without their
+    modules.
+    """
     if isinstance(value, float) and float(f"{value:g}") == value:
         return f"{value:g}"
     text = str(value)
-    if text.startswith(("gcfed.", "torch.")):
+    if text.startswith(("gcfed.", "torch.", "__main__.")):
         return text.rpartition(".")[2]
     return text
 

@@ -34,7 +34,8 @@ class Scale:
         return f"{self.title} ({self.unit})" if self.unit else self.title
 
     def text(self, number: float, sign: str = "") -> str:
-        return f"{self.factor * number:{sign},.{self.digits}f}".replace("-", "−")
+        rounded = round(self.factor * number, self.digits) + 0.0  # −0.0 becomes 0.0
+        return f"{rounded:{sign},.{self.digits}f}".replace("-", "−")
 
 
 def scale_of(measure: str, largest: float = 1.0) -> Scale:
