@@ -152,6 +152,13 @@ def test_hyperparameters_are_scalars_under_the_keys_of_the_command_line():
         "rounds": 100,
     }
     assert (wanted | {"server.betas": "[0.9, 0.99]"}).items() <= table.items()
+    # nothing of a clock that is off, and no number twice
+    assert {key for key in table if key.startswith("participation.")} == {
+        "participation.num_clients",
+        "participation.per_round",
+    }
+    late = hyperparameters(composed("participation.clock.step=0.1"))
+    assert late["participation.clock.day"] == 86400
     sections = {key.partition(".")[0] for key in table if "." in key}  # no data, model or task
     assert sections == {
         "aggregator",

@@ -158,7 +158,12 @@ def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     if "algorithm" in table:
         table["method"] = method_name(table.pop("algorithm"), table.get("gc") or "none")
-    for key, value in leaves(cfg).items():
+    counting = leaves(cfg)
+    has_clock = "participation.clock.step" in counting
+    for key, value in counting.items():
+        is_off = key.startswith("participation.clock.") and not has_clock
+        if is_off or key == "participation.sampler.per_round":  # participation.per_round
+            continue
         section = key.removesuffix("._target_")
         if section in CLASSES:
             table[section] = str(value).rpartition(".")[2]
