@@ -6,6 +6,7 @@ and docstrings it makes a card for each algorithm, a reference of the keys of ``
 their allowed values, and the Python API.
 """
 
+import html
 import inspect
 import os
 import re
@@ -29,6 +30,8 @@ import gcfed
 ROOT = Path(__file__).parent.parent
 SITE, CONFIGS = ROOT / ".site", ROOT / "configs"
 HEAD = ["key", "default", "allowed", "meaning"]
+SENTENCE = 55  # letters; a cell with more is a sentence, for which a phone needs its whole width
+MOST_COLUMNS = 6  # of a table that site.css shows as cards
 #: The names of ``import gcfed``, in the order in which a reader needs them.
 PUBLIC = ["configure", "train", "RunResult", "compare", "Comparison", "runs", "report"]
 API = {  # package → its modules that a user's own parts use; None: all
@@ -187,7 +190,7 @@ def annotations(built: Any) -> dict[str, Any]:
 
 
 def in_words(hint: Any) -> str:
-    """The values that an annotation allows, from pydantic's JSON schema: ``integer, minimum 1, or
+    """The values that an annotation allows, from pydantic's JSON schema: ``integer, at least 1, or
     null``.
     """
     try:
@@ -197,19 +200,17 @@ def in_words(hint: Any) -> str:
 
     def words(one: dict[str, Any]) -> str:
         if "anyOf" in one:
-            return " or ".join(map(words, one["anyOf"]))
-        limits = [
-            f"{key} {value:g}"
-            for key, value in one.items()
-            if key.endswith("imum") and abs(value) < 1e9
-        ]
+            return ", or ".join(map(words, one["anyOf"]))
         spoken = {
-            "minimum 1e-18": "above 0",
+            "minimum": "at least",
             "exclusiveMinimum": "above",
+            "maximum": "at most",
             "exclusiveMaximum": "below",
         }
-        for name, word in spoken.items():
-            limits = [limit.replace(name, word) for limit in limits]
+        limits = [
+            f"{spoken[key]} {one[key]:g}" for key in spoken if key in one and abs(one[key]) < 1e9
+        ]
+        limits = [limit.replace("at least 1e-18", "above 0") for limit in limits]
         kind = " or ".join(
             map(str, one.get("enum", [one.get("const", one.get("type", "any value"))]))
         )
@@ -438,18 +439,33 @@ def copy_pages() -> None:
 
 
 def as_cards(page: Path) -> None:
-    """Puts a page's table of four columns into a block that site.css shows as cards on a phone.
-
-    Raises ValueError if the page has no or several such tables.
+    """Puts each table of a page whose cells are sentences into a block that site.css shows as cards
+    on a phone: a row is a card, and the heads of its columns stand before its cells.
     """
-    row = r"\|(?:[^|\n]+\|){4}\n"
-    table = re.compile(rf"^(?:{row}){{3,}}", re.MULTILINE)
-    text, found = table.subn(
-        r'<div class="cards" markdown="1">\n\n\g<0>\n</div>\n', page.read_text()
-    )
-    if found != 1:
-        raise ValueError(f"{page} has {found} tables of four columns, and site.css expects one.")
-    page.write_text(text)
+    row = r"\|.*\|\n"
+    tables = re.compile(rf"^(?P<head>{row})\|[-:| ]+\|\n(?P<rows>(?:{row})+)", re.MULTILINE)
+    pieces = re.split(r"(^```.*?^```$)", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    pieces[::2] = [tables.sub(_as_card, piece) for piece in pieces[::2]]  # code is between them
+    page.write_text("".join(pieces))
+
+
+def _as_card(found: re.Match[str]) -> str:
+    head = _cells(found["head"])
+    widths = [max(map(len, _cells(row))) for row in found["rows"].splitlines()]
+    if len(head) > MOST_COLUMNS or sum(widths) < SENTENCE * len(widths):
+        return found[0]
+    labels = ""
+    if len(head) > 2:  # a name and its meaning need no label
+        for number, name in enumerate(head, 1):
+            name = html.escape(re.sub(r"[`'\"\\]| …", "", name))
+            labels += f"--label{number}: '{name}: '; " if name else ""
+    return f'<div class="cards" style="{labels}" markdown="1">\n\n{found[0]}\n</div>\n'
+
+
+def _cells(row: str) -> list[str]:
+    """The texts of a table's row, without the addresses of links."""
+    cells = re.split(r"(?<!\\)\|", row.strip()[1:-1])
+    return [re.sub(r"\]\(\S+\)", "]", cell).strip() for cell in cells]
 
 
 def lead_to_pages(page: Path) -> None:
@@ -508,11 +524,11 @@ def write_settings() -> None:
 if __name__ == "__main__":
     shutil.rmtree(SITE, ignore_errors=True)
     copy_pages()
-    as_cards(SITE / "reproductions/results/README.md")
     notebook_pages()
     config_pages()
     method_cards()
     python_pages()
     for written in SITE.rglob("*.md"):
         lead_to_pages(written)
+        as_cards(written)
     write_settings()
