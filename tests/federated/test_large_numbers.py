@@ -18,6 +18,7 @@ from harness import (
     random_federation,
     sgd,
     train_rounds,
+    with_batch_norm,
 )
 from torch import nn
 
@@ -165,3 +166,16 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
         found = mean.reduce(round, {"w": delta[0]})["w"]
         expected = np.average(delta.double().numpy(), axis=0, weights=weights)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_advice_is_that_of_the_process_that_trained_the_client(world, caplog):
+    """The largest client has inputs in a unit that is too small. With two processes, the second
+    one trains it, and the first one warns.
+    """
+    data = random_federation(sizes=(4, 12, 8), dtype=torch.float32)
+    data.x[data.clients[1]] *= 1e11
+    train_rounds(with_batch_norm().float(), data, rounds=1, cohort_of=3, world=world)
+    (warning,) = [text for text in caplog.messages if text.startswith("round 1:")]
+    assert "1 of 3 clients" in warning
+    assert "client.optimizer.lr" not in warning

@@ -7,6 +7,9 @@ from dataclasses import dataclass, field
 from textwrap import shorten
 from typing import Any
 
+import torch
+
+from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.parts import ClientPart, Setup
 from gcfed.federated.parts.part import limit_of
 from gcfed.federated.protocol.checks import too_large
@@ -67,9 +70,28 @@ class Explanations:
         module = self.setup.module
         return name in module.travels and name not in self.setup.names
 
+    def _advice(self) -> str:
+        """The end of a warning of clients that do not count: how to have fewer.
+
+        It depends on what all processes have explained.
+        """
+        given = [SCALE in self.given, LOWER in self.given]
+        own = torch.tensor(given, dtype=torch.int64, device=self.setup.module.device)
+        (counts,) = sum_over_processes([own])
+        scale, lower = counts.tolist()
+        if scale and not lower:
+            return ""
+        return f" {LOWER.capitalize()}."
+
     def warn_of_row(self, row: dict[str, Any]) -> None:
-        """Warns of clients that do not count in a round, and of a step that was undone."""
+        """Warns of clients that do not count in a round, and of a step that was undone.
+
+        Every process calls it, with the same row. The first one warns.
+        """
         lost = row["train/nonfinite_clients"]
+        advice = self._advice() if lost else ""
+        if not self.setup.module.trainer.is_global_zero:
+            return
         stays = "the model stays as it was"
         if lost:
             log.warning(
@@ -79,7 +101,7 @@ class Explanations:
                 lost,
                 row["train/clients"],
                 stays if lost == row["train/clients"] else "they are left out",
-                "" if self.given == {SCALE} else f" {LOWER.capitalize()}.",
+                advice,
             )
         if row["train/refused_steps"]:
             log.warning(

@@ -210,8 +210,7 @@ class FederatedLoop(Callback):
         self._add_columns(row, received)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
-        if module.trainer.is_global_zero:
-            self.server.explanations.warn_of_row(row)
+        self.server.explanations.warn_of_row(row)
         return row
 
     def _is_tested(self, round_index: int) -> bool:
