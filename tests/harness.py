@@ -348,9 +348,9 @@ def make_upload(delta, sizes, finite=None):
     )
 
 
-def make_round(start, reduce=list, lr=0.1):
+def make_round(start, lr=0.1):
     cohort = np.array([1, 4])
-    return Round(0, 1, cohort, 5, start, lr=lr, reduce=reduce, versions=np.zeros(2, int))
+    return Round(0, 1, cohort, 5, start, lr=lr, versions=np.zeros(2, int))
 
 
 def make_received(start, num_finite=2, **kwargs):
@@ -362,7 +362,7 @@ def make_received(start, num_finite=2, **kwargs):
         cohort,
         5,
         start,
-        **{"lr": 0.1, "reduce": list, "answered": cohort} | kwargs,
+        **{"lr": 0.1, "answered": cohort} | kwargs,
         versions=np.zeros(2, int),
         num_finite=num_finite,
         usable=num_finite > 0,

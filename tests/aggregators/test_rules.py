@@ -101,9 +101,7 @@ def aggregate(rule, delta, stacks):
     """The rule's update of n clients, whose uploads arrive in stacks of these rows."""
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
-    round = Round(
-        0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, reduce=list, versions=np.zeros(n, int)
-    )
+    round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, versions=np.zeros(n, int))
     for rows in stacks:
         upload = make_upload(
             {name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows))

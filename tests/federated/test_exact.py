@@ -23,6 +23,7 @@ from harness import (
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.engine.server import Server
+from gcfed.federated.parallel import sums as sums_module
 from gcfed.federated.parallel.sums import LIMIT, Sums
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import finite_clients
@@ -42,7 +43,7 @@ class OnGPU(torch.Tensor):
     device = torch.device("cuda")
 
 
-def sent_by(sums):
+def sent_by(sums, monkeypatch):
     """What a process sends in each exchange of its sums."""
     sent = []
 
@@ -50,13 +51,14 @@ def sent_by(sums):
         sent.append([t.clone() for t in own])
         return own
 
-    sums.mean(send)
+    monkeypatch.setattr(sums_module, "sum_over_processes", send)
+    sums.mean()
     return sent
 
 
-def mean_over(processes):
+def mean_over(processes, monkeypatch):
     """The mean that the first of these processes computes from the sums of all."""
-    others = [iter(sent_by(sums)) for sums in processes[1:]]
+    others = [iter(sent_by(sums, monkeypatch)) for sums in processes[1:]]
 
     def total(own):
         totals = list(own)
@@ -64,7 +66,8 @@ def mean_over(processes):
             totals = [one + other for one, other in zip(totals, next(sent), strict=True)]
         return totals
 
-    return processes[0].mean(total)
+    monkeypatch.setattr(sums_module, "sum_over_processes", total)
+    return processes[0].mean()
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
@@ -106,7 +109,7 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
             each[int(rows[0]) % processes].add(
                 {n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind)
             )
-        found = mean_over(each)
+        found = mean_over(each, monkeypatch)
         for name, t in like.items():
             assert torch.equal(found[name], expected[name]), name
             assert found[name].stride() == t.stride()
@@ -273,18 +276,19 @@ def test_the_finite_check_reads_images_as_vectors(k, monkeypatch):
     assert set(seen) == {1}
 
 
-def test_the_processes_exchange_all_sums_at_once():
+def test_the_processes_exchange_all_sums_at_once(monkeypatch):
     """Each exchange waits for the slowest process."""
     like = {"narrow": torch.ones(2), "wide": torch.ones(3), "exact": torch.ones(2).double()}
     sums = Sums(like, {"narrow"})
     sums.add({name: t.unsqueeze(0) for name, t in like.items()}, torch.ones(1).double())
     exchanges = []
 
-    def reduce(tensors):
+    def sum_over_two(tensors):
         exchanges.append(len(tensors))
         return [2 * t for t in tensors]  # of two equal processes
 
-    total, weight = sums.total(reduce)
+    monkeypatch.setattr(sums_module, "sum_over_processes", sum_over_two)
+    total, weight = sums.total()
     assert len(exchanges) == 1
     assert {name: t.tolist() for name, t in total.items()} == {
         "narrow": [2, 2],

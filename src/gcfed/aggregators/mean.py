@@ -75,4 +75,4 @@ class MeanAggregator:
         """
         sums = self._sums or Sums(like, self.narrow)
         self._sums = None
-        return sums.mean(round.reduce)
+        return sums.mean()

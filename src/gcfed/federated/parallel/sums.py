@@ -12,7 +12,7 @@ the first one. On a CPU, the first such term makes the coarse grid.
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import chain
 from math import ceil, inf
 from typing import Any, NamedTuple
@@ -36,9 +36,6 @@ TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
 OFFSET = 0x4338000000000000  # its bits
 PIECE = 1 << 18  # entries at a time on a CPU, few enough for a core's cache
-
-# sums over all processes; the identity if there is one
-Reduce = Callable[[Sequence[Tensor]], Sequence[Tensor]]
 
 
 class Sums:
@@ -71,26 +68,26 @@ class Sums:
         for grid in self._grids:
             grid.add(values_K, weight_K)
 
-    def total(self, reduce: Reduce) -> tuple[dict[str, Tensor], Tensor]:
+    def total(self) -> tuple[dict[str, Tensor], Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, and the sum of the weights.
 
         Called once.
         """
         addends = [grid.addends() for grid in self._grids]
         # one exchange, because each one waits for the slowest process
-        weight, *reduced = reduce([self._weight, *chain.from_iterable(addends)])
+        weight, *reduced = sum_over_processes([self._weight, *chain.from_iterable(addends)])
         remaining = iter(reduced)
         totals: dict[str, Tensor] = {}
         for grid, own in zip(self._grids, addends, strict=True):
-            totals |= grid.total([next(remaining) for _ in own], reduce)
+            totals |= grid.total([next(remaining) for _ in own])
         return totals, weight
 
-    def mean(self, reduce: Reduce) -> dict[str, Tensor]:
+    def mean(self) -> dict[str, Tensor]:
         """The weighted means over all processes, in the types of ``like``; 0 if all weights are 0.
 
         Called once.
         """
-        total, weight = self.total(reduce)
+        total, weight = self.total()
         torch._foreach_div_(list(total.values()), torch.where(weight > 0, weight, 1.0))
         return {name: total[name].to(dtype) for name, dtype in self._dtypes.items()}
 
@@ -240,7 +237,7 @@ class Grid:
         has_coarse = self._magic.new_tensor([self._coarse is not None], dtype=torch.int64)
         return [*(total.sub_(offset) for total in self.totals), has_coarse]
 
-    def total(self, reduced: Sequence[Tensor], reduce: Reduce) -> dict[str, Tensor]:
+    def total(self, reduced: Sequence[Tensor]) -> dict[str, Tensor]:
         """The sums over all processes, in float64, name → ``[*shape]``, from those of
         :meth:`addends`, which it overwrites.
         """
@@ -252,7 +249,7 @@ class Grid:
         # On a GPU every process has a coarse grid, and a look at it would wait for the device.
         if has_coarse.device.type != "cpu" or int(has_coarse):
             coarse = torch.zeros_like(totals[0]) if self._coarse is None else self._coarse
-            totals += reduce([coarse])
+            totals += sum_over_processes([coarse])
             digits.append(COARSE)
         sums = [self._to_floats(total, b) for total, b in zip(totals, digits, strict=True)]
         for other in sums[1:]:

@@ -4,7 +4,7 @@ uploads (Received).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from gcfed.federated.parallel.sums import Reduce, sum_over_processes
+from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Download, Params
 from gcfed.utils.device import device_of
 
@@ -32,8 +32,6 @@ class Round:
             may replace entries.
         lr: η_l, the clients' learning rate in this round.
         model: the server's own model, name → ``[*shape]``.
-        reduce: sums over all processes. Every process must call it, so do not call it in
-            ``on_receive``.
         optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each client of the cohort has, ``[K]``. It is
@@ -49,10 +47,16 @@ class Round:
     start: Params
     lr: float
     model: Params = field(default_factory=dict)
-    reduce: Reduce = sum_over_processes
     optimizer: Optimizer | None = None
     download: Download | None = None
     versions: np.ndarray = field(kw_only=True)
+
+    def reduce(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """The sums of these tensors over all processes.
+
+        Every process must call it, so do not call it in ``on_receive``.
+        """
+        return sum_over_processes(tensors)
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
         """The rows of these clients, ``[K]``, in a table of the cohort."""

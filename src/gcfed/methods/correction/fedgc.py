@@ -319,7 +319,7 @@ def add_weighted_(
             delta = upload.delta[name]
             terms_K[name] = delta * per_client(weights_K.to(delta.dtype), delta)
         sums.add(terms_K, finite_clients(terms_K, LIMIT).double())
-    total, terms = sums.total(round.reduce)
+    total, terms = sums.total()
     # Otherwise a term is too large for the sum, and the step is refused.
     is_complete = terms == len(round.answered)
     for name, mean in update.items():
