@@ -93,10 +93,13 @@ SECTIONS = (
 OPTIONAL_SECTIONS = ("model.lora",)  # null means without
 
 
-def check(cfg: DictConfig) -> None:
-    """Raises Refusal for a setting that cannot work or has no effect, and names its key."""
+def check(cfg: DictConfig) -> dict[str, Any]:
+    """Returns all values of a config.
+
+    Raises Refusal for a setting that cannot work or has no effect, and names its key.
+    """
     try:
-        OmegaConf.to_container(cfg, resolve=True)
+        values: Any = OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise Refusal(message_of(error)) from None
     _check_sections(cfg)
@@ -105,6 +108,7 @@ def check(cfg: DictConfig) -> None:
     _check_groups_of_clients(cfg)
     if _searches_without_sweep():
         raise Refusal("hparams_search=… is a sweep: add -m.")
+    return values
 
 
 @cache

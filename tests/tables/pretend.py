@@ -1,6 +1,6 @@
 """Runs tables whose jobs only pretend to train."""
 
-from functools import cache
+from functools import cache, partial
 
 import yaml
 from conftest import composer
@@ -82,6 +82,6 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     for module in (command, running, search):
         monkeypatch.setattr(module, "composed", trainer.compose)
     if trainer.compose is not whole:
-        monkeypatch.setattr(running, "check", lambda cfg: None)
+        monkeypatch.setattr(running, "check", partial(OmegaConf.to_container, resolve=True))
         monkeypatch.setattr(running, "check_cells", lambda *_: None)
     return command.main([str(path), *words])
