@@ -117,6 +117,14 @@ def test_each_set_is_one_client_or_one_client_per_class(tmp_path, monkeypatch):
     assert by_class.test.groups.max() == 39
 
 
+def test_a_missing_set_is_named_before_the_files_of_mnist_m_are_decoded(tmp_path, monkeypatch):
+    """Decoding them takes longest. They are 68,000."""
+    write_mnist_m(tmp_path)
+    monkeypatch.setattr("gcfed.data.sets.hwdigits.decode", lambda *_, **__: pytest.fail("decodes"))
+    with pytest.raises(FileNotFoundError, match="usps: a file is missing"):
+        hwdigits(str(tmp_path), download=False, sets=["mnist_m", "usps"])
+
+
 def test_missing_files_are_named_with_their_source(tmp_path, monkeypatch):
     write_mnist(tmp_path)
     sets = ["mnist", "svhn"]

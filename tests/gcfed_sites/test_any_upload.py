@@ -132,11 +132,19 @@ def changed(answer, change):
     return without(answer, path) if value is without else replaced(answer, path, value)
 
 
+@pytest.fixture(scope="module")
+def heard_before():
+    """What ``heard`` has returned, by its words."""
+    return {}
+
+
 @pytest.fixture
-def heard(federated, monkeypatch):
+def heard(federated, monkeypatch, heard_before):
     """``heard(*words)``: a site's answer in the last round of a run, and what it was asked."""
 
     def run(*words):
+        if words in heard_before:
+            return heard_before[words]
         found = []
 
         def noting(contents, asked):
@@ -146,6 +154,7 @@ def heard(federated, monkeypatch):
         monkeypatch.setattr(answers, "checked_uploads", noting)
         federated(*words, "rounds=2", folder="honest")
         monkeypatch.setattr(answers, "checked_uploads", checked_uploads)
+        heard_before[words] = found[-1]
         return found[-1]
 
     return run

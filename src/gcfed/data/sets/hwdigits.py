@@ -18,6 +18,8 @@ from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
 
 NAMES = ("mnist", "mnist_m", "usps", "svhn")
+#: The order in which they are read, so that a set that is missing is named soon.
+QUICK_FIRST = ("mnist", "svhn", "usps", "mnist_m")
 USPS = "https://www.csie.ntu.edu.tw/~cjlin/libsvmtools/datasets/multiclass.html#usps"
 
 
@@ -42,12 +44,11 @@ def hwdigits(
 
     def build(keep: SplitWriter) -> tuple[int, str]:
         for part in ("train", "test"):
-            xs = []
-            ys = []
-            for name in sets:
-                images, labels = _read_digits(name, folder, download, part, keep)
-                xs.append(images)
-                ys.append(labels)
+            digits = {}
+            for name in sorted(sets, key=QUICK_FIRST.index):
+                digits[name] = _read_digits(name, folder, download, part, keep)
+            xs = [digits[name][0] for name in sets]
+            ys = [digits[name][1] for name in sets]
             groups = np.repeat(np.arange(len(sets)), [*map(len, ys)])
             blocks = (block for images in xs for block in _resized(images))
             keep(part, blocks, np.concatenate(ys), groups)
