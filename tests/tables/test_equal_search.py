@@ -2,6 +2,8 @@
 parameters.
 """
 
+import re
+
 import pandas as pd
 import pytest
 import yaml
@@ -319,3 +321,13 @@ def test_before_its_search_no_run_is_a_cells(tuned, capsys):
     said = capsys.readouterr().out
     assert "0 finished, 0 to continue, 4 to start" in said
     assert not going.jobs
+
+
+@pytest.mark.parametrize("text", ["", "[1]", "best_params: 3", "best_params: {1: 2}", "a: ["])
+def test_an_edited_result_of_a_search_is_named(tuned, text):
+    going = trainer()
+    tuned(going)
+    path = tuned.folder / "fedavg_digits" / "optimization_results.yaml"
+    path.write_text(text)
+    with refuses(re.escape(f"{path} cannot be read: ")):
+        tuned(going, "compare=true")

@@ -115,6 +115,28 @@ def test_a_folder_with_another_run_is_named_and_not_changed(table, capsys, then,
     assert f"{FEDAVG} holds another run: {why}" in capsys.readouterr().out or why is None
 
 
+@pytest.mark.parametrize("key", ["metrics", "metrics.gap", "callbacks", "eval_every", "rounds"])
+@pytest.mark.parametrize("value", ["text", True, -1, [1], {"a": "b"}, None])
+def test_a_value_of_another_type_in_a_run_does_not_end_the_table(table, capsys, key, value):
+    """In the folder of a job, and in an equal run elsewhere."""
+    trainer = Trainer()
+    words = ["gc=none", "partition.alpha=0.1", f"{EVERY}=2"]
+    for folder in (table.root / "try" / "full" / FEDAVG, table.root.parent / "elsewhere"):
+        finish(folder, words, 4, trainer.compose)
+        config = yaml.safe_load((folder / "config.yaml").read_text())
+        *parents, last = key.split(".")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+        (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    table(trainer, f"{EVERY}=2", "rows=[FedAvg]", "compare=true")
+    said = capsys.readouterr().out
+    does_not_matter = key == "callbacks" or (key, value) == ("eval_every", None)
+    assert ("holds another run" in said) != does_not_matter
+    assert ("1 finished" in said) == does_not_matter
+
+
 @pytest.mark.parametrize(("words", "goes_on"), [((f"{PATIENCE}=3",), False), ((), True)])
 def test_a_job_that_stopped_early_is_finished_if_the_table_asks_for_early_stopping(
     table, words, goes_on

@@ -39,7 +39,7 @@ from gcfed.tables.gathering import gather
 from gcfed.tables.plan import RESERVED_KEYS, Plan, measures_of_cells, plan
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Selection, Table
-from gcfed.tables.running import BEGUN, FINISHED, NEW, OTHER, Work
+from gcfed.tables.running import BEGUN, DONE, NEW, OTHER, Work
 from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.refusal import Refusal
 
@@ -165,7 +165,7 @@ class State:
     def lines(self) -> list[str]:
         """What is done and what is left."""
         number = Counter(work.state for work in self.works)
-        counts = [f"{number[state]} {state}" for state in (FINISHED, BEGUN, NEW)]
+        counts = [f"{number[state]} {state}" for state in (DONE, BEGUN, NEW)]
         lines = [self.title, f"  {', '.join(counts)}"]
         lines += [f"  left out: {count} cells, {why}" for why, count in self.gaps.items()]
         lines += [f"  {OTHER}: {title}: {why}" for title, why in self.lost.items()]
@@ -191,7 +191,7 @@ class State:
         """Each job that is not finished, with the reason."""
         lines = [f"  {title}: {why}" for title, why in self.lost.items()]
         for work in self.works:
-            if work.state != FINISHED:
+            if work.state != DONE:
                 lines.append(f"  {work.job.title}: {work.why or work.state}\n    {work.folder}")
         return lines
 

@@ -17,7 +17,7 @@ from gcfed.reporting.judged import Judged, judged
 from gcfed.reporting.verdict import interval
 from gcfed.tables.plan import Place
 from gcfed.tables.records import RESULT, Axis, Table
-from gcfed.tables.running import FINISHED, Work
+from gcfed.tables.running import DONE, Work
 from gcfed.tables.units import UNITS, Unit, unit_of
 
 JUDGED = "test/acc"  # a measure of this column follows what the methods declare as their result
@@ -97,7 +97,7 @@ def gather(table: Table, works_of: Mapping[Place, Sequence[Work]]) -> list[Cell]
         for row in table.rows:
             works = works_of.get((row.label, column.label), ())
             if works:
-                runs = [read_run(work.folder) for work in works if work.state == FINISHED]
+                runs = [read_run(work.folder) for work in works if work.state == DONE]
                 differences = _differences(table, row, column, works[0], runs)
                 cells_of_column.append(Cell(row, column, works, runs, differences=differences))
         cells += _with_measures(table, cells_of_column)

@@ -22,7 +22,7 @@ from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
 # States of a job.
-FINISHED = "finished"
+DONE = "finished"
 BEGUN = "to continue"
 NEW = "to start"
 OTHER = "not to be run"
@@ -80,7 +80,7 @@ class Work:
         if self.why:
             self.state = OTHER
         elif run.has_ended and (run.rounds == asked or self._stopped_early(run)):
-            self.state = FINISHED
+            self.state = DONE
         elif has_checkpoint and 0 < run.rounds <= asked:
             self.state = BEGUN
         else:
@@ -107,7 +107,7 @@ class Work:
             return f"eval_every is {there} there, {here} here"
         for name, asked in self.measurements.items():
             has = run.get(name)
-            if not has:
+            if not isinstance(has, Mapping):
                 return f"it has no {name.replace('.', '=', 1)}"
             for key, value in asked.items():
                 # an interpolation follows other keys
@@ -183,12 +183,12 @@ def check_cells(works: Iterable[Work], measures: Mapping[str, Mapping[str, str]]
 
 def _take_twin(work: Work, twins: Sequence[Run]) -> None:
     """Lets the work use a finished run of another folder, if there is one."""
-    if work.state == FINISHED:
+    if work.state == DONE:
         return
     for run in twins:
         if not work.lack(run):
             work.folder = run.folder
-            work.state = FINISHED
+            work.state = DONE
             work.why = ""
             return
 

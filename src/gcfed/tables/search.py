@@ -17,12 +17,14 @@ from gcfed.folders.columns import better
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_judges, parse
+from gcfed.folders.reading import read_yaml
 from gcfed.tables import running
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
+from gcfed.utils.checked import validated
 from gcfed.utils.compose import composed
 from gcfed.utils.instantiate import installed
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Refusal, message_of
 from hydra_plugins.gcfed_optuna import next_trial, open_study, some_value, space_of, write
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
@@ -45,12 +47,18 @@ class CellSearch:
     cfg: DictConfig
 
     def best(self) -> list[str] | None:
-        """The overrides of the best trial; None if no trial has a value."""
+        """The overrides of the best trial; None if no trial has a value.
+
+        Raises Refusal for an edited file.
+        """
         path = self.folder / RESULTS
         if not path.is_file():
             return None
-        results = yaml.safe_load(path.read_text(encoding="utf-8"))
-        return [f"{key}={value}" for key, value in results["best_params"].items()]
+        try:
+            found = validated("best_params", read_yaml(path).get("best_params"), dict[str, Any])
+        except (Refusal, yaml.YAMLError) as error:
+            raise Refusal(f"{path} cannot be read: {message_of(error)}") from None
+        return [f"{key}={value}" for key, value in found.items()]
 
     def trials_left(self, search: Search) -> int:
         """How many trials have not begun."""
