@@ -76,6 +76,20 @@ def test_the_latest_of_two_runs_with_the_same_seed_counts():
     assert [*frame_of([new, run_of("unfinished"), old])["repeated"]] == [False, True, True]
 
 
+@pytest.mark.parametrize(
+    ("earlier", "later"),
+    [
+        ("2026-05-01T12:30:00+02:00", "2026-05-01T11:00:00+00:00"),  # of two time zones
+        ("2026-10-25T02:50:00+02:00", "2026-10-25T02:10:00+01:00"),  # summer time ends
+        ("", "2026-05-01T11:00:00+00:00"),
+        ("yesterday", "2026-05-01T11:00:00+00:00"),
+    ],
+)
+def test_the_latest_run_is_that_of_the_latest_time(earlier, later):
+    runs = [run_of(summary={"ended": ended}) for ended in (later, earlier)]
+    assert [*frame_of(runs)["repeated"]] == [False, True]
+
+
 def test_data_that_changed_between_runs_of_equal_settings_are_named(caplog):
     """Such as an edited CSV file. Seeds have other clients, and so other checksums."""
 

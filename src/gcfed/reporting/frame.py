@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Sequence
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -132,10 +133,18 @@ def _warn_of_versions(frame: pd.DataFrame) -> None:
 
 def _repeated(frame: pd.DataFrame) -> pd.Series:
     """Whether another run of the same setting and seed counts instead: the one that ended last."""
-    ends = [(run.has_ended, run.summary.get("ended") or "") for run in frame["run"]]
+    ends = [(run.has_ended, _time_of_end(run)) for run in frame["run"]]
     order = sorted(frame.index, key=ends.__getitem__)
     repeated = frame.loc[order].duplicated(["setting", "seed"], keep="last")
     return repeated.reindex(frame.index)
+
+
+def _time_of_end(run: Run) -> float:
+    """Seconds since 1970, in whatever time zone the run ended; 0 without a time."""
+    try:
+        return datetime.fromisoformat(run.summary.get("ended") or "").timestamp()
+    except ValueError:
+        return 0.0
 
 
 def _complete_seeds(keys: pd.DataFrame, runs: Sequence[Run]) -> None:
