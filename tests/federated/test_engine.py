@@ -26,7 +26,7 @@ from torch import nn
 
 from gcfed.federated.engine.loop import refuse_changes
 from gcfed.federated.network.lent_network import broadcast_state
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
@@ -41,7 +41,9 @@ def solver(**kwargs):
 
 def stack_of(net, k=1, **how):
     """A stack of the clients 0 … K − 1, with one step each."""
-    return ClientStack(net, broadcast_state(net), np.arange(k), np.ones(k), np.ones(k), **how)
+    return ClientStack(
+        net, StackStart(broadcast_state(net), np.arange(k), np.ones(k), np.ones(k)), **how
+    )
 
 
 @pytest.mark.parametrize(

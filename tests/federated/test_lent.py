@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from gcfed.federated.network.lent_network import LentNetwork, broadcast_state, travelling
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 
 
 def test_tensors_that_checkpoints_lack_are_not_sent():
@@ -24,12 +24,12 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
     net.register_buffer("mask", torch.ones(3), persistent=False)
     start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
     ones = np.ones(1)
-    stack = ClientStack(net, start, np.arange(1), ones, ones)
+    stack = ClientStack(net, StackStart(start, np.arange(1), ones, ones))
     stack(x)
     net.mask.mul_(2)
     other = {name: t + 1 for name, t in start.items()}
-    stack.load(other, np.array([7]), ones, ones)
-    fresh = ClientStack(net, other, np.array([7]), ones, ones)
+    stack.load(StackStart(other, np.array([7]), ones, ones))
+    fresh = ClientStack(net, StackStart(other, np.array([7]), ones, ones))
     buffers = stack._tensors.buffers
     for tensors, expected in ((stack.full, fresh.full), (buffers, fresh._tensors.buffers)):
         assert tensors.keys() == expected.keys()
@@ -55,7 +55,7 @@ def test_a_changed_constant_is_found_when_a_client_of_a_stack_finishes():
     net = nn.Linear(4, 3)
     two = np.ones(2)
     net.register_buffer("flag", torch.zeros(3, dtype=torch.bool))
-    stack = ClientStack(net, broadcast_state(net), np.arange(2), two, two)
+    stack = ClientStack(net, StackStart(broadcast_state(net), np.arange(2), two, two))
     net.flag.fill_(True)
     with pytest.raises(ValueError, match="forward changes flag in some steps only"):
         stack.shrink(1)

@@ -10,8 +10,8 @@ from harness import make_download, make_net, random_federation, sgd, train_round
 
 from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.stack import StackStart
 from gcfed.federated.parts import ServerPart
-from gcfed.federated.training.local_training import StackStart
 from gcfed.federated.training.memory import TrainingMemory
 
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
@@ -31,7 +31,7 @@ def begin():
         clients = np.array(clients)
         plan = solver.plan(data, clients, make_download(model), torch.device("cpu"))
         return memory.begin(
-            StackStart(model, clients, data.sizes(clients), plan), recordable, reads
+            StackStart(model, clients, data.sizes(clients), plan.steps), plan, recordable, reads
         )
 
     begin.next_round = lambda: memory.begin_round(model)

@@ -14,7 +14,7 @@ from torch import nn
 from gcfed.federated.network.lent_network import LentNetwork, Traits, broadcast_state
 from gcfed.federated.network.probing import closeness, stackable
 from gcfed.federated.network.probing.probe import probe
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION
 
@@ -236,10 +236,7 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
     def train(net, steps=3):
         stack = ClientStack(
             net,
-            broadcast_state(net),
-            np.arange(1),
-            np.ones(1),
-            np.ones(1),
+            StackStart(broadcast_state(net), np.arange(1), np.ones(1), np.ones(1)),
             lent_network=LentNetwork(net),
         )
         try:
@@ -263,10 +260,7 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     net.step = [lambda _, x, w=net.hidden.weight: w.sum()]
     stack = ClientStack(
         net,
-        broadcast_state(net),
-        np.arange(1),
-        np.ones(1),
-        np.ones(1),
+        StackStart(broadcast_state(net), np.arange(1), np.ones(1), np.ones(1)),
         lent_network=LentNetwork(net, traits(net)),
     )
     with refuses("needs a teacher, and Net has weights that forward reaches other than"):

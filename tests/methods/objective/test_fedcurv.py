@@ -22,7 +22,7 @@ from plain_reference import batches, cohort, local_sgd, loss_at
 from torch import nn
 
 from gcfed.federated.network.lent_network import broadcast_state
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.methods.objective.fedcurv import FedCurv
 
 LAM = 0.7
@@ -85,7 +85,9 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
         method = client_of(FedCurv(chunk=chunk))
         check_run(method, make_setup(net, data=data))
         clients = np.array([1, 0])
-        stack = ClientStack(net, broadcast_state(net), clients, data.sizes(clients), np.ones(2))
+        stack = ClientStack(
+            net, StackStart(broadcast_state(net), clients, data.sizes(clients), np.ones(2))
+        )
         method.on_clients_end(stack, None)
         assert net.training
         found.append(method._own["fedcurv_fisher"])

@@ -18,7 +18,7 @@ from harness import (
 )
 
 from gcfed.federated.network.lent_network import broadcast_state, travelling
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.solver import local_objective
@@ -35,7 +35,7 @@ def test_weights_and_running_statistics_are_restored(federation, method):
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
     start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
-    stack = ClientStack(net, start, np.arange(1), np.ones(1), np.ones(1))
+    stack = ClientStack(net, StackStart(start, np.arange(1), np.ones(1), np.ones(1)))
     for leaf in stack.leaves.values():
         leaf.data += 0.1 * torch.randn_like(leaf)
     plan = sgd().plan(federation, np.arange(1), make_download(start), CPU)

@@ -15,7 +15,7 @@ from torch import Tensor
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.faults import Faults
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts import ClientPart, ClientStates, Part
 from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
@@ -23,7 +23,7 @@ from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.client_states import EditedState
 from gcfed.federated.training.batches import BatchPlan
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.local_training import LocalTraining, StackStart
+from gcfed.federated.training.local_training import LocalTraining
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.recorder import Recordable
 from gcfed.federated.training.solver import LocalSolver
@@ -212,8 +212,8 @@ class ClientRound:
         seed_generators(program.module.device, drawn.seed)
         program.module.lent_network.begin_anew(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
-        start = StackStart(self.download.model, drawn.clients, sizes, drawn.plan)
-        return program.memory.begin(start, program.recordable, program.reads)
+        beginning = StackStart(self.download.model, drawn.clients, sizes, drawn.plan.steps)
+        return program.memory.begin(beginning, drawn.plan, program.recordable, program.reads)
 
     def _prepare(self, training: LocalTraining) -> dict[ClientPart, ClientStates]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""

@@ -4,6 +4,7 @@ The first axis of every client-side tensor is the client axis K.
 """
 
 from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -22,6 +23,23 @@ from gcfed.tasks import CLASSIFICATION, Batch, Task
 from gcfed.utils.refusal import Refusal
 
 
+@dataclass(frozen=True)
+class StackStart:
+    """K clients that begin to train.
+
+    Attributes:
+        start: the broadcast model, name → ``[*shape]``, with the tensors that travel
+            (:func:`travelling`).
+        clients: their ids, ``[K]``, sorted by the number of local steps, most first.
+        num_samples, num_steps: of each client, ``[K]``.
+    """
+
+    start: Params
+    clients: np.ndarray
+    num_samples: np.ndarray
+    num_steps: np.ndarray
+
+
 class ClientStack:
     """K clients of one round, side by side on one device.
 
@@ -36,10 +54,7 @@ class ClientStack:
     Args:
         net: the global network. It has the client's tensors while a single client trains, until
             :meth:`delta`.
-        start: the broadcast model, name → ``[*shape]``, with the tensors that travel
-            (:func:`travelling`).
-        clients: ids, ``[K]``, like ``num_samples`` and ``num_steps`` sorted by the number of local
-            steps, most first.
+        beginning: the clients, and the model from which they train.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
         lent_network: the network as :class:`LentNetwork`; made here if not given.
@@ -57,10 +72,7 @@ class ClientStack:
     def __init__(
         self,
         net: nn.Module,
-        start: Mapping[str, Tensor],
-        clients: np.ndarray,
-        num_samples: np.ndarray,
-        num_steps: np.ndarray,
+        beginning: StackStart,
         *,
         reads: Set[str] = frozenset(),
         task: Task = CLASSIFICATION,
@@ -73,29 +85,23 @@ class ClientStack:
         self.lent_network.end()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
-        on_gpu = next(iter(start.values())).is_cuda
+        on_gpu = next(iter(beginning.start.values())).is_cuda
         self._can_lend = not (on_gpu and is_recurrent(net))
-        self._tensors = ClientTensors(self.lent_network, start, len(clients))
+        self._tensors = ClientTensors(self.lent_network, beginning.start, len(beginning.clients))
         self.full = self._tensors.full
-        self.load(start, clients, num_samples, num_steps)
+        self.load(beginning)
 
-    def load(
-        self,
-        start: Mapping[str, Tensor],
-        clients: np.ndarray,
-        num_samples: np.ndarray,
-        num_steps: np.ndarray,
-    ) -> None:
-        """K clients begin in this stack's memory; arguments as in the constructor."""
-        self.clients = clients
-        self.num_samples = num_samples
-        self.num_steps = num_steps
-        self.start = dict(start)
+    def load(self, beginning: StackStart) -> None:
+        """K clients begin in this stack's memory."""
+        self.clients = beginning.clients
+        self.num_samples = beginning.num_samples
+        self.num_steps = beginning.num_steps
+        self.start = dict(beginning.start)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
         self.lent_network.end()
-        self._tensors.load(start)
-        self._activate(len(clients))
+        self._tensors.load(beginning.start)
+        self._activate(len(beginning.clients))
 
     def count_from_full(self) -> None:
         """Copies floats of ``full`` into the integer buffers that they stand for."""

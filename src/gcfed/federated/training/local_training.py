@@ -4,41 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from gcfed.federated.network.stack import ClientStack
-from gcfed.federated.protocol.messages import Params
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.recorder import Recorder, Step
 from gcfed.optim.partial import unprofiled_step
 
 MAX_RECORDINGS = 128  # of one stack, because each takes memory
 MakeStep = Callable[[int | Tensor, Kind], None]  # takes the number of a step and its kind
-
-
-@dataclass(frozen=True)
-class StackStart:
-    """K clients that begin to train.
-
-    Attributes:
-        model: the broadcast model, name → ``[*shape]``.
-        clients, sizes: their ids and numbers of samples, ``[K]``.
-        plan: their batches.
-    """
-
-    model: Params
-    clients: np.ndarray
-    sizes: np.ndarray
-    plan: BatchPlan
 
 
 class LocalTraining:
@@ -53,14 +35,14 @@ class LocalTraining:
         self._losses: list[Tensor] = []
         self._labels: list[Tensor] = []
 
-    def restart(self, start: StackStart) -> None:
+    def restart(self, beginning: StackStart, plan: BatchPlan) -> None:
         """Begins with the next K clients in the memory of the last ones, in the state before the
         first step.
         """
         old = list(self.stack.leaves.values())
-        self.stack.load(start.model, start.clients, start.sizes, start.plan.steps)
+        self.stack.load(beginning)
         self._give_leaves(old)
-        self._reset(start.plan)
+        self._reset(plan)
 
     def _reset(self, plan: BatchPlan) -> None:
         """Forgets what the optimizer and the losses were."""
@@ -173,10 +155,10 @@ class RecordedTraining(LocalTraining):
         self._num_training = (plan.counts > 0).sum(0).tolist()
         self._done_rows = []
 
-    def restart(self, start: StackStart) -> None:
-        model = self.stack.start  # the recordings read this memory
-        torch._foreach_copy_(list(model.values()), [start.model[name] for name in model])
-        super().restart(replace(start, model=model))
+    def restart(self, beginning: StackStart, plan: BatchPlan) -> None:
+        start = self.stack.start  # the recordings read this memory
+        torch._foreach_copy_(list(start.values()), [beginning.start[name] for name in start])
+        super().restart(replace(beginning, start=start), plan)
 
     def _reset(self, plan: BatchPlan) -> None:
         cleared = [self._number, *self._loss_tables]

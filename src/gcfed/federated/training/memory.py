@@ -23,10 +23,10 @@ import torch
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.network.stack import ClientStack
+from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.local_training import LocalTraining, RecordedTraining, StackStart
+from gcfed.federated.training.local_training import LocalTraining, RecordedTraining
 from gcfed.federated.training.recorder import Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import may_draw
@@ -71,7 +71,11 @@ class TrainingMemory:
         self._reusable.clear()
 
     def begin(
-        self, start: StackStart, recordable: Recordable, reads: frozenset[str]
+        self,
+        beginning: StackStart,
+        plan: BatchPlan,
+        recordable: Recordable,
+        reads: frozenset[str],
     ) -> LocalTraining:
         """The local training of K clients before its first step.
 
@@ -81,20 +85,20 @@ class TrainingMemory:
         """
         recorder = self.recorder() if recordable else None
         if recorder is not None:
-            start = replace(start, plan=self._recorded_plan(start.plan, recordable))
+            plan = self._recorded_plan(plan, recordable)
         is_kept = recorder is not None or self._reuses_unrecorded
         if not (is_kept and recordable == "run" and self._can_restart):
-            return self._new(start, reads, recorder)
+            return self._new(beginning, plan, reads, recorder)
         reusable = self._reusable[recorder]
-        key = len(start.clients), reads
+        key = len(beginning.clients), reads
         training = reusable.pop(key, None)
         if training is not None and training.stack.fits_network():
-            training.restart(start)
+            training.restart(beginning, plan)
         else:
             if len(reusable) == STACK_SIZES:  # the new stack needs the memory of older ones
                 oldest = next(iter(reusable))
                 del reusable[oldest]
-            training = self._new(start, reads, recorder, is_reused=True)
+            training = self._new(beginning, plan, reads, recorder, is_reused=True)
         reusable[key] = training
         return training
 
@@ -118,36 +122,34 @@ class TrainingMemory:
 
     def _new(
         self,
-        start: StackStart,
+        beginning: StackStart,
+        plan: BatchPlan,
         reads: frozenset[str],
         recorder: Recorder | None,
         is_reused: bool = False,
     ) -> LocalTraining:
         """Local training in new memory."""
         module = self.module
-        model = start.model
         if recorder is not None and is_reused:
             # the stack gets the models of later rounds in the same memory
-            model = {name: t.clone() for name, t in model.items()}
+            start = {name: t.clone() for name, t in beginning.start.items()}
+            beginning = replace(beginning, start=start)
         stack = ClientStack(
             module.net,
-            model,
-            start.clients,
-            start.sizes,
-            start.plan.steps,
+            beginning,
             reads=reads,
             task=module.task,
             lent_network=module.lent_network,
         )
         optimizer = self.solver.make_optimizer(stack)
         if recorder is None:
-            return LocalTraining(stack, start.plan, optimizer)
+            return LocalTraining(stack, plan, optimizer)
         if is_reused and self.solver.rate_changes:
             for group in optimizer.param_groups:
                 # float32, as fused kernels on a GPU read it
-                group["lr"] = torch.zeros((), device=start.plan.index.device)
+                group["lr"] = torch.zeros((), device=plan.index.device)
         room = self._most_steps() if is_reused else 0
-        return RecordedTraining(recorder, room, stack, start.plan, optimizer)
+        return RecordedTraining(recorder, room, stack, plan, optimizer)
 
     def _most_steps(self) -> int:
         """Number of steps of the client with most samples."""
