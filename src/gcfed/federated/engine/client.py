@@ -38,7 +38,7 @@ class StackDraw(NamedTuple):
 
     clients: np.ndarray  # their ids, [K], those with most steps first
     plan: BatchPlan  # their mini-batches, as indices of samples
-    seed: int  # of the generators from which networks draw
+    seed: int  # seed of the generators from which networks draw
 
 
 class SentUploads(NamedTuple):

@@ -34,7 +34,7 @@ COARSE = -10  # for numbers from 2⁴¹ to 2⁶¹
 LIMIT = 2.0 ** (51 - COARSE)
 TERMS = 12  # bits of the number of terms, each with a weight of at most 1
 MAGIC = 1.5 * 2.0**52
-OFFSET = 0x4338000000000000  # its bits
+OFFSET = 0x4338000000000000  # the bits of MAGIC
 PIECE = 1 << 18  # entries at a time on a CPU, few enough for a core's cache
 
 

@@ -42,7 +42,7 @@ class ServerPart(Part):
         return {}
 
     def sums(self, round: Round) -> Params:
-        """Its sums of this round, as zeros: name → tensor, of the same shapes on every process.
+        """The part's sums of this round, as zeros, name → tensor: on every process the same shapes.
 
         The sums over all processes are ``round.sums[self]`` in ``on_aggregate_end`` and
         ``on_round_end``.
