@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from math import isfinite
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -131,27 +131,32 @@ def _accepts(own: Any, sent: Any, key: str) -> bool:
     return False
 
 
+def _entries(value: Any) -> Iterator[Any]:
+    """The entries of a list and of the lists in it; any other value itself."""
+    if not isinstance(value, list):
+        yield value
+        return
+    for entry in value:
+        yield from _entries(entry)
+
+
 def _is_number(value: Any) -> bool:
     """Whether a value is a number, a switch, or a list of them."""
-    if isinstance(value, list):
-        return all(_is_number(one) for one in value)
-    return isinstance(value, int | float)
+    return all(isinstance(entry, int | float) for entry in _entries(value))
 
 
 def _has_whole(value: Any) -> bool:
     """Whether a value is a whole number, or a list with one."""
-    if isinstance(value, list):
-        return any(_has_whole(one) for one in value)
-    return type(value) is int
+    return any(type(entry) is int for entry in _entries(value))
 
 
 def _is_bounded(value: Any, most: int) -> bool:
     """Whether a number is finite and not too large."""
-    if isinstance(value, list):
-        return all(_is_bounded(one, most) for one in value)
-    if isinstance(value, int):
-        return abs(value) <= most
-    return isfinite(value) and abs(value) <= LARGEST
+    for entry in _entries(value):
+        bound = most if isinstance(entry, int) else LARGEST
+        if not abs(entry) <= bound:
+            return False
+    return True
 
 
 def frozen_checksum(net: nn.Module, travels: tuple[str, ...]) -> str:

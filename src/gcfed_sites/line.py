@@ -186,7 +186,6 @@ class LocalFederation:
     """
 
     def __init__(self, folder: Path, sites: list[str]) -> None:
-        self.sites = sites
         self.kits = provision(folder, sites)
         self.processes = {name: _start(self.kits / name) for name in (SERVER, *sites)}
         until = time.monotonic() + START

@@ -26,14 +26,14 @@ def feature_distance(x: np.ndarray, partition: Partition) -> float | None:
     Returns None if nothing varies or no client has samples.
     """
     with_samples = np.flatnonzero(partition.sizes)
-    clients = _spaced(with_samples, MOST_CLIENTS)
+    clients = spaced(with_samples, MOST_CLIENTS)
     if not len(clients):
         return None
-    coordinates = _spaced(np.arange(np.prod(x.shape[1:], dtype=int)), MOST_COORDINATES)
+    coordinates = spaced(np.arange(np.prod(x.shape[1:], dtype=int)), MOST_COORDINATES)
     means = []
     variances = []
     for client in clients.tolist():
-        drawn = _spaced(partition.client(client), MOST_SAMPLES)
+        drawn = spaced(partition.client(client), MOST_SAMPLES)
         inputs_nd = x[drawn].reshape(len(drawn), -1)[:, coordinates].astype(np.float64)
         means.append(inputs_nd.mean(0))
         variances.append(inputs_nd.var(0))
@@ -49,7 +49,7 @@ def feature_distance(x: np.ndarray, partition: Partition) -> float | None:
     return float(np.sqrt(squares_Kd.mean(1)).mean())
 
 
-def _spaced(values: np.ndarray, most: int) -> np.ndarray:
+def spaced(values: np.ndarray, most: int) -> np.ndarray:
     """All values, or ``most`` of them at even distances."""
     if len(values) <= most:
         return values

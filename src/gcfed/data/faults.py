@@ -64,7 +64,7 @@ class Faults:
         round_index: int,
         seed: int,
         clock: Clock,
-        message_bytes: float = 0.0,
+        message_bytes: float,
     ) -> tuple[np.ndarray, np.ndarray]:
         """Whether these clients answer, bool ``[K]``, and after how many seconds they do or would
         have done, ``[K]``.

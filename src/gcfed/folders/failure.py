@@ -14,7 +14,7 @@ from gcfed.utils.stopped import Stopped
 
 
 @contextmanager
-def failure_recorded(folder: Path, *, write: bool = True) -> Iterator[None]:
+def failure_recorded(folder: Path, *, write: bool) -> Iterator[None]:
     """Deletes ``failure.txt``, and writes it if the block raises: ``Type: message``, then the
     traceback.
     """

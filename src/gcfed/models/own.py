@@ -159,7 +159,7 @@ def batch_norms(net: nn.Module) -> dict[str, Any]:
 
 
 @checked
-def apply_policy(net: nn.Module, norm_policy: NormPolicy = "average") -> nn.Module:
+def apply_policy(net: nn.Module, norm_policy: NormPolicy) -> nn.Module:
     """The network with this policy for its batch normalisation.
 
     average: the server averages statistics, scales and shifts like all parameters.

@@ -16,6 +16,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
+from gcfed.data.distances import spaced
 from gcfed.folders.measures import smooth
 from gcfed.folders.reading import column, label_skew
 from gcfed.folders.summary import skew_in_words
@@ -94,7 +95,7 @@ def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> N
     names = data.dataset.class_names or ()
     if len(names) == data.num_classes:
         counts.columns = pd.Index(names)
-    drawn = np.unique(np.arange(50) * len(counts) // 50)
+    drawn = spaced(np.arange(len(counts)), 50)
     plot_partition(counts.iloc[drawn], path, title, len(counts))
 
 
@@ -111,7 +112,7 @@ def _first_setting(partitioner: object) -> list[str]:
 def plot_partition(
     label_counts: ArrayLike | pd.DataFrame,
     path: str | Path,
-    title: str | None = None,
+    title: str,
     clients: int | None = None,
 ) -> Figure:
     """How many samples of each class each client holds, as GC-Fed's Figure 5.
@@ -170,7 +171,7 @@ def _spaced(count: int, most: int) -> ndarray:
 
 @styled
 def plot_confusion(
-    counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str = ""
+    counts: ArrayLike, names: Sequence[str] | ndarray, path: str | Path, title: str
 ) -> Figure:
     """The share of each class's samples by predicted class. Up to 20 classes show it in percent.
 

@@ -32,7 +32,7 @@ def write_comparison(
     root: Path,
     command: str,
     changes: Sequence[str],
-    chosen: str = "",
+    chosen: str,
 ) -> str:
     """Writes ``comparison.md`` and ``comparison.csv``; returns the first.
 

@@ -107,7 +107,7 @@ class Unread:
         self.folder = folder
         self.paths_of: defaultdict[str, list[Path]] = defaultdict(list)
 
-    def leaves_out(self, path: Path, reason: str = "") -> bool:
+    def leaves_out(self, path: Path, reason: str) -> bool:
         """Notes an entry that is not read. Returns whether it is one.
 
         Args:
