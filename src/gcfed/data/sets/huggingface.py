@@ -19,7 +19,7 @@ from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, list
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
-from gcfed.data.sets.text import LENGTH, Encoder, encoder_of, sequences
+from gcfed.data.sets.text import LENGTH, Encoder, encoder_of, sequences_of
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal, message_of
@@ -394,17 +394,11 @@ class _Reader:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
         self._note_unknown(tokens, split)
-        inputs = []
-        labels = []
-        for of_text in tokens:
-            x, y = sequences(of_text, self.request.length, self.encoder.padding)
-            inputs.append(x)
-            labels.append(y)
-        sizes = [len(x) for x in inputs]
+        x, y, sizes = sequences_of(tokens, self.request.length, self.encoder.padding)
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
             self.note(logging.WARNING, f"{text} than two tokens")
-        arrays = {"x": np.concatenate(inputs), "y": np.concatenate(labels)}
+        arrays = {"x": x, "y": y}
         for key, values in content.items():
             arrays[key] = np.repeat(values, sizes, axis=0)
         return arrays

@@ -102,20 +102,12 @@ def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[np.ndarray,
     if not root.is_dir():
         page = "http://yaroslav.ganin.net/ (unpacked)"
         raise missing_files("mnist_m", root, "the folder is missing", page)
-    images = decode(_mnist_m_images(root, part), f"MNIST-M {part}", note=keep.note)
-    labels = [label for _, label, *_ in rows_of(_mnist_m_labels(root, part), 2)]
+    table = root / f"mnist_m_{part}_labels.txt"
+    rows = rows_of(table, 2)
+    files = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
+    labels = [label for _, label, *_ in rows]
     no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
     if no_digits:
-        raise Refusal(
-            f"{_mnist_m_labels(root, part)} has a label {no_digits[0]!r}, which is no digit"
-        )
+        raise Refusal(f"{table} has a label {no_digits[0]!r}, which is no digit")
+    images = decode(files, f"MNIST-M {part}", note=keep.note)
     return np.concatenate([*images]), np.array([*map(int, labels)])
-
-
-def _mnist_m_labels(root: Path, part: str) -> Path:
-    return root / f"mnist_m_{part}_labels.txt"
-
-
-def _mnist_m_images(root: Path, part: str) -> list[Path]:
-    rows = rows_of(_mnist_m_labels(root, part), 2)
-    return [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]

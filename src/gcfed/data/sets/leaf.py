@@ -8,9 +8,8 @@
 import json
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -105,25 +104,22 @@ def _leaf(
                 " and set paths.data_dir (DATA_DIR) to its folder data."
             )
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
-        users = [user for part in parts.values() for user in part.users]
-        group_n, clients = number_names(np.array(users), f"data set {name}: a user")
+        names = [user.name for users in parts.values() for user in users]
+        group_n, clients = number_names(np.array(names), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
-        for part, users_of_split in parts.items():
-            x: Iterable[np.ndarray] = users_of_split.xs
+        for part, users in parts.items():
+            xs = [user.x for user in users]
+            ys = [user.y for user in users]
+            x: Iterable[np.ndarray] = xs
             if name == "celeba":
-                faces = [root / FACES / file for file in np.concatenate(users_of_split.xs).tolist()]
+                faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
                 read_files.update(faces)
                 x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
-            groups = group_n[start : start + len(users_of_split.users)]
-            start += len(users_of_split.users)
-            keep(
-                part,
-                x,
-                np.concatenate(users_of_split.ys),
-                np.repeat(groups, [*map(len, users_of_split.ys)]),
-            )
+            groups = group_n[start : start + len(users)]
+            start += len(users)
+            keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
         _report_left(root, read_files, keep)
         return len(classes), classes
 
@@ -157,17 +153,17 @@ def _report_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
     unread.report(keep.note)
 
 
-@dataclass
-class _Users:
+class _User(NamedTuple):
+    """A user who has samples."""
+
+    name: str
+    x: np.ndarray
+    y: np.ndarray
+
+
+def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -> list[_User]:
     """The users of a split who have samples."""
-
-    users: list[str] = field(default_factory=list)
-    xs: list[np.ndarray] = field(default_factory=list)
-    ys: list[np.ndarray] = field(default_factory=list)
-
-
-def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -> _Users:
-    users_of_split = _Users()
+    users = []
     without = []  # users without a sample
     unknown = 0  # samples whose label is no character of LEAF
     for path in paths:
@@ -185,9 +181,7 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -
                 x, y = read(samples["x"], samples["y"])
                 unknown += count - len(y)
                 if len(y):
-                    users_of_split.users.append(user)
-                    users_of_split.xs.append(x)
-                    users_of_split.ys.append(y)
+                    users.append(_User(user, x, y))
             if content["user_data"]:
                 raise Refusal(f"users does not list {listing([*content['user_data']])}")
         except (KeyError, TypeError, ValueError) as error:
@@ -195,7 +189,7 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -
                 f"{path} is not what LEAF's preprocessing writes ({error!r}): make it again."
             ) from error
     part = paths[0].parent.name
-    if not users_of_split.users:
+    if not users:
         raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
@@ -203,4 +197,4 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -
     if unknown:
         text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
         keep.note(logging.WARNING, text)
-    return users_of_split
+    return users

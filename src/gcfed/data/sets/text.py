@@ -1,6 +1,6 @@
 """Texts as tokens: LEAF's characters or a tokenizer of transformers, and sequences of them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -42,6 +42,19 @@ def sequences(
     y = padded[1:].reshape(n, length).astype(np.int64)
     y[y == pad] = IGNORE
     return x, y
+
+
+def sequences_of(
+    texts: Iterable[np.ndarray], length: int = LENGTH, pad: int = PAD
+) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    """The sequences of all texts, their labels, and the number of sequences of each text.
+
+    Each text is tokens, [m]. Sequences and labels are [n, length], as :func:`sequences` says.
+    """
+    pairs = [sequences(tokens, length, pad) for tokens in texts]
+    inputs = [x for x, _ in pairs]
+    labels = [y for _, y in pairs]
+    return np.concatenate(inputs), np.concatenate(labels), [len(x) for x in inputs]
 
 
 @dataclass(frozen=True)

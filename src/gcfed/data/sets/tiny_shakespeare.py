@@ -7,7 +7,7 @@ import numpy as np
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.files import obtain
-from gcfed.data.sets.text import ALPHABET, encode, sequences
+from gcfed.data.sets.text import ALPHABET, encode, sequences_of
 
 TINY = "shakespeare/input.txt"
 URL = "https://raw.githubusercontent.com/karpathy/char-rnn/master/data/tinyshakespeare/input.txt"
@@ -25,12 +25,9 @@ def tiny_shakespeare(data_dir: str, download: bool = True) -> FederatedDataset:
     folder = Path(data_dir)
     obtain(folder / TINY, MD5, URL, "tiny_shakespeare", download)
     texts = speeches((folder / TINY).read_text(encoding="utf-8")).values()
-    inputs, labels = zip(*(sequences(encode(text)) for text in texts), strict=True)
-    sizes = [len(x) for x in inputs]
+    x, y, sizes = sequences_of(encode(text) for text in texts)
     is_train = np.concatenate([np.arange(size) < max(1, size * 9 // 10) for size in sizes])
-    whole = Split(
-        np.concatenate(inputs), np.concatenate(labels), np.repeat(np.arange(len(inputs)), sizes)
-    )
+    whole = Split(x, y, np.repeat(np.arange(len(sizes)), sizes))
     train = whole.subset(is_train)
     test = whole.subset(~is_train)
     return FederatedDataset("tiny_shakespeare", len(ALPHABET), train, test, tuple(ALPHABET))
