@@ -4,6 +4,7 @@ This file does not import torch at its top, because the process that distributes
 it, too.
 """
 
+import csv
 import gc
 import importlib.metadata
 import multiprocessing
@@ -38,7 +39,7 @@ from gcfed.folders.reading import read_metrics
 from gcfed.utils.compose import composed as composer
 from gcfed.utils.compose import shorthand
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import CONFIGS, ROOT
 
 
 def copied(deep: Callable) -> Callable:
@@ -188,6 +189,18 @@ def read_rows(path: str | Path) -> list[dict[str, float]]:
     """The rows of a ``metrics.csv``, without empty cells."""
     rows = read_metrics(Path(path)).reset_index().to_dict("records")
     return [{key: value for key, value in row.items() if value == value} for row in rows]
+
+
+def read_lines(path: Path) -> list[list[str]]:
+    """The lines of a CSV file."""
+    with path.open(newline="") as file:
+        return list(csv.reader(file))
+
+
+def options(group: str) -> list[str]:
+    """The choices of a group of configs."""
+    stems = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
+    return sorted(stems - {"base"})
 
 
 def refuses(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Refusal]]:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from conftest import composer
+from conftest import composer, options
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.assemble import assemble, build_trainer
@@ -20,11 +20,6 @@ SMALL = (
     "trainer.accelerator=cpu",
     "trainer.devices=1",
 )
-
-
-def options(group: str) -> list[str]:
-    stems = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
-    return sorted(stems - {"base"})
 
 
 def dicts(cfg: DictConfig) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import composer, refuses
+from conftest import composer, options, refuses
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
@@ -14,7 +14,6 @@ from PIL import Image
 
 from gcfed import commands
 from gcfed.data.base import FederatedDataset, Split
-from gcfed.utils.resolvers import CONFIGS
 
 SMALL = (
     "participation.num_clients=5",
@@ -148,11 +147,6 @@ def play(data_dir, download):
     """A user's own text as the data set."""
     split = Split(np.zeros((598, 80), np.uint8), np.arange(598) % 6, np.arange(598) % 299)
     return FederatedDataset("a play", 6, split, split)
-
-
-def options(group: str) -> list[str]:
-    stems = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
-    return sorted(stems - {"base"})
 
 
 @pytest.fixture

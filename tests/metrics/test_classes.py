@@ -2,13 +2,12 @@
 over the test split.
 """
 
-import csv
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, read_rows
+from conftest import TWO, read_lines, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 
@@ -31,11 +30,6 @@ TINY = (
 COLUMNS = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
-
-
 def confusion(result):
     """The confusion matrix of the global model, counted sample by sample on the test split."""
     data = result.loop.data
@@ -56,12 +50,12 @@ def test_the_confusion_matrix_counts_the_last_model(config, tmp_path):
         train(config(*TINY, *settings, "metrics.classes.every=2", folder=tmp_path / "run"))
     )
     names = [str(i) for i in range(10)]
-    head, *rows = table(tmp_path / "run" / "confusion.csv")
+    head, *rows = read_lines(tmp_path / "run" / "confusion.csv")
     assert head == ["class", *names]
     assert rows == [
         [name, *map(str, line)] for name, line in zip(names, counts.tolist(), strict=True)
     ]
-    head, *lines = table(tmp_path / "run" / "classes.csv")
+    head, *lines = read_lines(tmp_path / "run" / "classes.csv")
     assert head == ["round", "class", "name", "tested", "acc"]
     assert {line[0] for line in lines} == {"2", "3"}
     last = [line[1:] for line in lines if line[0] == "3"]
@@ -98,7 +92,7 @@ def test_padding_and_classes_without_samples_do_not_count(tmp_path):
     assert found == pytest.approx(
         dict(zip(COLUMNS, (min(acc), np.mean(acc), max(acc)), strict=True))
     )
-    lines = table(tmp_path / "classes.csv")[1:]
+    lines = read_lines(tmp_path / "classes.csv")[1:]
     assert [line[2] for line in lines] == ["a cat", "dog, hound", "a pond"]
     assert [int(line[3]) for line in lines] == [int((y == c).sum()) for c in range(3)]
 
@@ -127,8 +121,8 @@ def test_a_run_that_stops_early_has_a_confusion_matrix(config, tmp_path, monkeyp
     assert len(names) == 10
     assert title == "digits: the test split after round 2"
     assert shown == [("confusion", [str(path)], 2)]
-    assert len(table(tmp_path / "run/confusion.csv")) == 11
-    assert {line[0] for line in table(tmp_path / "run/classes.csv")[1:]} == {"2"}
+    assert len(read_lines(tmp_path / "run/confusion.csv")) == 11
+    assert {line[0] for line in read_lines(tmp_path / "run/classes.csv")[1:]} == {"2"}
 
 
 def test_the_picture_shows_shares_of_each_class(tmp_path, unrendered):

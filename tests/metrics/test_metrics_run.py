@@ -3,14 +3,13 @@
 Their files and the gap to full participation are right.
 """
 
-import csv
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, read_rows, refuses
+from conftest import TWO, read_lines, read_rows, refuses
 from harness import (
     Cohorts,
     final_weights,
@@ -122,11 +121,6 @@ def run(config, folder, *overrides, model=None):
     return train(cfg), read_rows(folder / "metrics.csv")
 
 
-def table(path):
-    with path.open(newline="") as file:
-        return list(csv.reader(file))
-
-
 def numbers(lines):
     """The numbers from the fourth column of a table on."""
     return np.array([[float(x) for x in line[3:]] for line in lines[1:]])
@@ -163,9 +157,9 @@ def test_metrics_change_no_run_and_agree_on_one_and_two_processes(
     pictures = [("partition.png", 0), ("confusion.png", 2), ("curves.png", 2)]
     assert [(path.name, number) for path, number in shown] == pictures
     for name in ("cohorts.csv", "classes.csv", "confusion.csv"):
-        assert table(tmp_path / "1" / name) == table(tmp_path / "2" / name)
+        assert read_lines(tmp_path / "1" / name) == read_lines(tmp_path / "2" / name)
     np.testing.assert_allclose(
-        *(numbers(table(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4
+        *(numbers(read_lines(tmp_path / i / "updates.csv")) for i in "12"), rtol=1e-4
     )
 
 
