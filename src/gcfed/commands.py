@@ -47,6 +47,7 @@ def _run(name: str, command: Command) -> None:
 def _call(command: Callable[[list[str]], int | None]) -> None:
     """Calls a command with its words. An error and a signal end it with a sentence."""
     keep_streams()
+    sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
     before = signal.signal(signal.SIGTERM, stop)
     words = sys.argv[1:]
     debug = DEBUG in words
@@ -83,7 +84,6 @@ def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
     # instead of 0.58 s.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # Hydra raises its errors
-    sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
     overrides = [word for word in words if is_override(word)]
     flags = [word for word in words if not is_override(word)]
     if "--version" in flags:
@@ -205,7 +205,6 @@ def table() -> None:
 def _table(words: list[str]) -> int:
     from gcfed.tables.command import main
 
-    sys.path.append(str(Path.cwd()))  # a user's own networks, data and methods
     return main(words)
 
 

@@ -25,7 +25,15 @@ from gcfed.utils.checked import validated
 from gcfed.utils.compose import composed
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal, message_of
-from hydra_plugins.gcfed_optuna import next_trial, open_study, some_value, space_of, write
+from hydra_plugins.gcfed_optuna import (
+    folder_name,
+    next_trial,
+    number_of_ended,
+    open_study,
+    some_value,
+    space_of,
+    write,
+)
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
 SEED = 1  # the seed of Optuna's sampler
@@ -192,7 +200,7 @@ def run_trials(search: Search, one: CellSearch) -> None:
         if not study.trials:
             for point in search.points:
                 study.enqueue_trial(point)
-        while sum(trial.state.is_finished() for trial in study.trials) < search.n_trials:
+        while number_of_ended(study) < search.n_trials:
             trial = next_trial(study, one.space, SAMPLER, SEED)
             _run_trial(search, one, study, trial)
             write(study, one.folder, search.metric)
@@ -206,7 +214,7 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     drawn = [f"{key}={value}" for key, value in trial.params.items()]
     title = f"trial {trial.number + 1}"
     print(f"{title} of {search.n_trials}: {' '.join(drawn)}", flush=True)
-    place = one.folder / f"trial_{trial.number:04d}"
+    place = one.folder / folder_name(trial)
     results = []
     runs: dict[Path, list[str]] = {}
     for seed in search.seeds:
