@@ -82,32 +82,35 @@ def together(each):
     return found[0]
 
 
+def mean_of_equal(mean, setup, largest, samples, **round):
+    """The mean of updates that are all ``largest``, from clients with these ``samples``."""
+    mean.validate(setup)
+    name = next(iter(mean.narrow))
+    round = replace(make_round({}), **round)
+    sent = {name: torch.full((len(samples), 1), largest)}
+    mean.add(make_upload(sent, samples), round)
+    return mean.reduce(round, {name: torch.zeros(1)})[name].item()
+
+
 @pytest.mark.parametrize("largest", [2047.9, 2.0**60.9])
 @pytest.mark.parametrize("clients", [4095, 4096, 8191, 8192, 20_000])
 @pytest.mark.parametrize("weighting", ["uniform", "samples"])
 def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, largest):
     """A sum of more than 4,096 of the largest terms would leave the 64 bits of the grid."""
     data = random_federation(sizes=(7, 900))
-    mean = MeanAggregator(weighting)
-    mean.validate(make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients))
-    name = next(iter(mean.narrow))
-    sent = {name: torch.full((clients, 1), largest)}
-    round = replace(make_round({}), cohort=np.array([1]))  # the client with 900 samples
-    mean.add(make_upload(sent, np.full(clients, 900)), round)
-    found = mean.reduce(round, {name: torch.zeros(1)})
-    assert found[name].item() == pytest.approx(largest, rel=1e-6)
+    setup = make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients)
+    samples = np.full(clients, 900)
+    cohort = np.array([1])  # the client with 900 samples
+    found = mean_of_equal(MeanAggregator(weighting), setup, largest, samples, cohort=cohort)
+    assert found == pytest.approx(largest, rel=1e-6)
 
 
 def test_a_mean_has_room_for_the_largest_round_of_a_poisson_sampler():
     """``per_round`` is the mean number of clients: here 4,095, and this round has 4,300."""
     setup = make_setup(make_net(dtype=torch.float32), data=random_federation())
     setup = replace(setup, sampler=PoissonSampler(4095))
-    mean = MeanAggregator()
-    mean.validate(setup)
-    name = next(iter(mean.narrow))
-    mean.add(make_upload({name: torch.full((4300, 1), 2047.9)}, np.full(4300, 1)), None)
-    found = mean.reduce(make_round({}), {name: torch.zeros(1)})
-    assert found[name].item() == pytest.approx(2047.9, rel=1e-6)
+    found = mean_of_equal(MeanAggregator(), setup, 2047.9, np.full(4300, 1))
+    assert found == pytest.approx(2047.9, rel=1e-6)
 
 
 def end_of_round(factor=None, methods=(), unit=1.0, **solver):

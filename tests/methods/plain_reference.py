@@ -8,7 +8,7 @@ import copy
 import numpy as np
 import torch
 import torch.nn.functional as F
-from harness import CPU, ArrayData, weights
+from harness import CPU, ArrayData, sgd, weights
 from torch import nn
 from torch.autograd.functional import hessian, jacobian
 from torch.func import functional_call
@@ -128,3 +128,42 @@ def broken(data, client):
     data.x = data.x.clone()
     data.x[data.clients[client][0]] = torch.inf
     return data
+
+
+def fedwmsam(net, data, alpha, lr, absent, rounds, move):
+    """FedWMSAM as the paper writes it, with Δ_k = Δ + α/(1 − α) (c − c_k).
+
+    Three clients train in a round; client ``absent`` does not count. ``move`` makes the move of
+    w̃ from the distance to the point where the momentum alone would lead. Returns the model, α and
+    the last mean of v_k.
+    """
+    w0 = weights(net)
+    n = len(data.clients)
+    c = torch.zeros_like(w0)
+    delta = torch.zeros_like(w0)
+    own = [torch.zeros_like(w0) for _ in range(n)]
+    for t in range(rounds):
+        ends = []
+        changes = []
+        steps = []
+        values = []
+        for k in [k for k in cohort(data, t, 3) if k != absent]:
+            w = w0
+            count = 0
+            momentum = delta + alpha / (1 - alpha) * (c - own[k])
+            for x, y in batches(data, sgd(), k, t):
+                at = w + move(w0 + count * momentum - w)
+                steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
+                w = w - lr * steps[-1]
+                count = count + 1
+            ends.append(w)
+            changes.append((w0 - w) / (count * lr) - c)
+            own[k] = own[k] + changes[-1]
+            values.append(
+                1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0
+            )
+        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
+        w0 = sum(ends) / len(ends)
+        c = c + sum(changes) / n
+        delta = sum(steps) / len(steps)
+    return w0, alpha, sum(values) / len(values)

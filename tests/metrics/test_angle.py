@@ -2,8 +2,8 @@
 
 import numpy as np
 import pytest
-from harness import Spy, make_net, random_federation, sgd, train_rounds
-from recording import of_metric
+import recording
+from harness import Spy, make_net, random_federation
 
 from gcfed.federated.parts import Order
 from gcfed.methods.subspace.ssf import SSF
@@ -75,16 +75,9 @@ class Recorder(Spy):
 def measured(metric, *, methods=(), full=False, **run):
     """Runs a metric. Returns its rows and the recorder."""
     net = make_net()
-    rows = []
     recorder = Recorder([name for name, _ in net.named_parameters()], full)
-    settings = {"solver": sgd(), "rounds": 3} | run
-    train_rounds(
-        net,
-        random_federation(),
-        methods=[*methods, recorder, metric],
-        on_round=lambda _, row: rows.append(of_metric(row)),
-        **settings,
-    )
+    methods = [*methods, recorder]
+    rows, *_ = recording.measured(metric, net, random_federation(), methods=methods, **run)
     return rows, recorder
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from harness import assert_near, make_net, sgd, train_rounds, weights
-from plain_reference import batches, broken, cohort, gradient
+from plain_reference import batches, broken, cohort, fedwmsam, gradient
 
 from gcfed.methods.sharpness.fedwmsam import FedWMSAM
 from gcfed.methods.sharpness.sam import Sam
@@ -53,43 +53,14 @@ def test_fedlesams_code_moves_along_the_servers_last_step(federation, k):
     assert not torch.allclose(found, other, rtol=0, atol=1e-4)
 
 
-def wmsam_by_hand(net, data, alpha, absent):
-    w0 = weights(net)
-    n = len(data.clients)
-    zero = torch.zeros_like(w0)
-    c = zero
-    delta = zero
-    own = [zero] * n
-    for t in range(ROUNDS):
-        ends = []
-        changes = []
-        steps = []
-        values = []
-        for k in (k for k in cohort(data, t, 3) if k != absent):
-            w = w0
-            momentum = delta + alpha / (1 - alpha) * (c - own[k])
-            for count, (x, y) in enumerate(batches(data, sgd(), k, t)):
-                papers = w0 + count * momentum - w
-                at = w + constant(net, -papers)
-                steps.append(alpha * gradient(net, at, x, y) + (1 - alpha) * momentum)
-                w = w - LR * steps[-1]
-            ends.append(w)
-            changes.append((w0 - w) / ((count + 1) * LR) - c)
-            own[k] = own[k] + changes[-1]
-            cosine = torch.cosine_similarity(w - w0, delta, dim=0).item()
-            values.append(1 + cosine if delta.any() else 0.0)
-        alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
-        w0 = sum(ends) / len(ends)
-        c = c + sum(changes) / n
-        delta = sum(steps) / len(steps)
-    return w0, alpha
-
-
 def test_fedwmsams_code_moves_against_the_papers_direction(federation):
     method = ConstantWMSAM(RHO, alpha=0.3)
     data = broken(federation, 3)
     alpha = 0.3
-    expected, last = wmsam_by_hand(make_net(), data, alpha, 3)
+    net = make_net()
+    expected, last, _ = fedwmsam(
+        net, data, alpha, LR, 3, ROUNDS, lambda ahead: constant(net, -ahead)
+    )
     run = {"rounds": ROUNDS, "k": 2}
     found = train_rounds(make_net(), data, sgd(lr=LR), methods=[method], **run)
     assert_near(found, expected, 1e-10)
