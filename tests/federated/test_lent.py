@@ -26,6 +26,7 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
     ones = np.ones(1)
     stack = ClientStack(net, StackStart(start, np.arange(1), ones, ones))
     stack(x)
+    stack.end()
     net.mask.mul_(2)
     other = {name: t + 1 for name, t in start.items()}
     stack.load(StackStart(other, np.array([7]), ones, ones))

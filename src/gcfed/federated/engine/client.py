@@ -204,7 +204,7 @@ class ClientRound:
                     self._keep(upload, states)
                 return upload
         finally:
-            stack.lent_network.end()
+            stack.lent_network.end()  # also after an error
 
     def _begin(self, drawn: StackDraw) -> LocalTraining:
         """The local training of a stack before its first step: tensors, batches and optimizer."""
@@ -260,7 +260,7 @@ class ClientRound:
             note = part.observe(stack, download)
             if note is not None:
                 notes[part.title] = note
-        stack.prepared.clear()
+        stack.end()
         delta = stack.delta()
         return Upload(
             clients=stack.clients,

@@ -53,7 +53,7 @@ class ClientStack:
 
     Args:
         net: the global network. It has the client's tensors while a single client trains, until
-            :meth:`delta`.
+            :meth:`end`.
         beginning: the clients, and the model from which they train.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
@@ -82,7 +82,6 @@ class ClientStack:
         self.net = net
         self.lent_network = lent_network or LentNetwork(net)
         self._tap = Tap(net, "features" in reads, "stages" in reads)
-        self.lent_network.end()
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
         on_gpu = next(iter(beginning.start.values())).is_cuda
@@ -92,14 +91,13 @@ class ClientStack:
         self.load(beginning)
 
     def load(self, beginning: StackStart) -> None:
-        """K clients begin in this stack's memory."""
+        """K clients begin in this stack's memory, after the end of the last ones (:meth:`end`)."""
         self.clients = beginning.clients
         self.num_samples = beginning.num_samples
         self.num_steps = beginning.num_steps
         self.start = dict(beginning.start)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
-        self.lent_network.end()
         self._tensors.load(beginning.start)
         self._activate(len(beginning.clients))
 
@@ -128,11 +126,9 @@ class ClientStack:
         return [*self.full.values(), *self._tensors.buffers.values()]
 
     def fits_network(self) -> bool:
-        """Whether the network still has the tensors that it had when this stack was made.
-
-        It ends the loan to the last client, because only then the network has its own tensors.
+        """Whether the network, which no client has now, still has the tensors that it had when this
+        stack was made.
         """
-        self.lent_network.end()
         return self.lent_network.tensors is self._tensors.network
 
     def __len__(self) -> int:
@@ -267,11 +263,17 @@ class ClientStack:
             raise Refusal(f"model: forward changes requires_grad of {name}: set it in __init__.")
         self._tensors.count_into_full()
 
-    def delta(self) -> Params:
-        """The clients' updates w_k − w, name → ``[K, *shape]``."""
+    def end(self) -> None:
+        """Ends local training: the network gets its own tensors back, and of the clients only
+        ``full`` remains.
+        """
         self.lent_network.end()
+        self.prepared.clear()
         self.personal = {}
         self.drop_grads()
+
+    def delta(self) -> Params:
+        """The clients' updates w_k − w, name → ``[K, *shape]``."""
         moved = torch._foreach_sub(
             list(self.full.values()), [self.start[name] for name in self.full]
         )
