@@ -288,6 +288,12 @@ class InWords(ClientPart):
     facts = {"corrects drift"}
 
 
+class Earlier(ClientPart):
+    """It was written for an earlier version."""
+
+    def meet(self, setup): ...
+
+
 class MisspeltFact(ClientPart):
     facts = {"correct drift"}
 
@@ -323,6 +329,7 @@ class MisspeltFact(ClientPart):
                 r" on_clients_end\?"
             ),
         ),
+        ([Earlier()], r"Earlier\.meet is never called: it is now check_run\."),
         ([MisspeltTerm()], r"MisspeltTerm\.local_los: did you mean local_loss\?"),
         ([Keeps(), KeepsToo()], r"methods: Keeps and KeepsToo both keep 'c': rename it"),
         (

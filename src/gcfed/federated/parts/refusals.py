@@ -16,6 +16,8 @@ from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
 
+#: Hooks of earlier versions → their names.
+RENAMED = {"meet": "check_run", "packed": "sent_bytes"}
 # hooks of one side only
 LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
 
@@ -33,6 +35,8 @@ def check_hooks(cls: type[Part], title: str) -> None:
         is_lightnings = getattr(cls, name) is getattr(Callback, name, None)
         if name.startswith("_") or name in called or is_lightnings:
             continue
+        if name in RENAMED:
+            raise Refusal(f"{title}.{name} is never called: it is now {RENAMED[name]}.")
         alike = [hook for hook in called if hook.startswith("on_") == name.startswith("on_")]
         near = difflib.get_close_matches(name, alike, 1, 0.85)
         is_of_other_side = hasattr(ClientPart, name) or hasattr(ServerPart, name)
