@@ -2,6 +2,7 @@
 
 import pytest
 from matplotlib.figure import Figure
+from planned import seen
 
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import borderlines, figures
@@ -9,6 +10,7 @@ from reproductions.results.borderlines import LAMBDAS, outcomes
 from reproductions.stored import stored_runs
 
 FULFILLED = {"0": 60.0, "0.25": 61.0, "0.5": 62.0, "0.75": 63.0, "1": 62.0}
+OVERRIDES = {lam: [f"gc.lam={lam}"] for lam in LAMBDAS}
 PAGE = ROOT / "reproductions/results/gcfed-lambda.md"
 
 
@@ -29,22 +31,8 @@ def test_each_prediction_can_fail_alone_and_its_border_belongs_to_it(changed, ex
     assert "".join("h" if outcome.holds else "f" for outcome in found.values()) == expected
 
 
-def seen():
-    """Each λ's mean of the tests in the last fifty common rounds, without the page's functions."""
-    curves = {}
-    for run in stored_runs("gcfed-lambda").values():
-        (lam,) = [word.removeprefix("gc.lam=") for word in run.overrides if "gc.lam=" in word]
-        curves[lam] = run.metrics["test/acc"].dropna()
-    end = min(int(run.metrics.index.max()) for run in stored_runs("gcfed-lambda").values())
-    means = {}
-    for lam in LAMBDAS:
-        tests = curves[lam][(curves[lam].index > end - 50) & (curves[lam].index <= end)]
-        means[lam] = 100 * tests.mean()
-    return end, means
-
-
 def test_the_page_says_what_the_stored_runs_have():
-    end, means = seen()
+    end, means = seen("gcfed-lambda", OVERRIDES, 50, 10)
     assert borderlines.PLAN.accuracies(stored_runs("gcfed-lambda")) == {
         lam: pytest.approx(mean, abs=0.0051) for lam, mean in means.items()
     }
@@ -59,7 +47,7 @@ def test_the_figure_has_a_curve_for_each_borderline():
     figures.borderlines_of(figure)
     (axes,) = figure.axes
     assert [line.get_label() for line in axes.lines] == [f"λ {lam}" for lam in LAMBDAS]
-    end, means = seen()
+    end, means = seen("gcfed-lambda", OVERRIDES, 50, 10)
     for lam, line in zip(LAMBDAS, axes.lines, strict=True):
         assert line.get_xdata()[-1] == end // 5 * 5
         assert line.get_ydata()[-1] == pytest.approx(means[lam], abs=0.01)

@@ -6,13 +6,15 @@ import re
 import pandas as pd
 import pytest
 from matplotlib.figure import Figure
+from planned import seen
 
 from gcfed.tables.reading import load
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import figures, nearly_uniform
 from reproductions.results.nearly_uniform import METHODS, outcomes
-from reproductions.stored import StoredRun, stored_runs
+from reproductions.stored import StoredRun
 
+OVERRIDES = {method: words for method, (*words, _) in METHODS.items()}
 PAPER = {method: paper for method, (*_, paper) in METHODS.items()}
 
 
@@ -110,23 +112,8 @@ def test_the_figure_ends_at_the_common_round(tmp_path, monkeypatch):
 RESULTS = ROOT / "reproductions/results"
 
 
-def seen():
-    """Each method's tests in the last ten common rounds, without the page's functions."""
-    runs = stored_runs("gcfed-table4").values()
-    curves = {}
-    for method, (algorithm, gc, _) in METHODS.items():
-        (run,) = [run for run in runs if {algorithm, gc} <= {*run.overrides}]
-        curves[method] = run.metrics["test/acc"].dropna()
-    end = min(int(run.metrics.index.max()) for run in runs)
-    for method, curve in curves.items():
-        tests = curve[(curve.index > end - 10) & (curve.index <= end)]
-        assert len(tests) == 5
-        curves[method] = 100 * tests.mean()
-    return end, curves
-
-
 def test_the_pages_say_what_the_stored_runs_have():
-    end, found = seen()
+    end, found = seen("gcfed-table4", OVERRIDES, 10, 5)
     page = (RESULTS / "gcfed-table4.md").read_text()
     gain = f"{found['GC-Fed'] - found['FedAvg']:.1f}"
     lead = f"{found['FedDyn'] - found['GC-Fed']:.1f}"
