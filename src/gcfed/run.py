@@ -281,8 +281,11 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or
             safetensors, are read.
 
-    Raises Refusal if the file is damaged, or holds another model than ``cfg`` describes.
+    Raises Refusal if there is no file, or it is damaged, or it holds another model than ``cfg``
+    describes.
     """
+    if cfg.ckpt_path is None:
+        raise Refusal(f"name the model to test: ckpt_path=<run>/{CHECKPOINT}.")
     tensors, rounds = load_weights(str(cfg.ckpt_path))
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = read_data(cfg)

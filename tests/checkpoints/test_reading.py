@@ -22,7 +22,7 @@ from gcfed.checkpoints.reading import (
 )
 from gcfed.data.base import Split
 from gcfed.data.partition import Partition
-from gcfed.run import train
+from gcfed.run import evaluate, train
 
 FAST = (
     "rounds=2",
@@ -57,6 +57,11 @@ def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tm
         load_weights(str(tmp_path))
     with refuses(sentence):
         checkpoint_of(config(f"ckpt_path={tmp_path}"), tmp_path / "run")
+
+
+def test_a_test_without_a_model_says_what_to_name(config):
+    with refuses("^name the model to test: ckpt_path=<run>/checkpoints/last.ckpt"):
+        evaluate(config())
 
 
 def test_a_resumed_run_knows_the_processes_of_its_earlier_rounds(config, tmp_path):
