@@ -36,9 +36,8 @@ def finish(folder, overrides, rounds, compose, *, rows=None, **summary):
     """Writes the files of a finished run. By default its rows are equal."""
     cfg = compose([*overrides, f"rounds={rounds}", "paths.output_dir=run"])
     cfg = OmegaConf.to_container(cfg, resolve=True)
-    run = write_run(
-        folder, rows or accuracies(*[0.5] * rounds), summary={"rounds": rounds, **summary}, **cfg
-    )
+    rows = rows or accuracies(*[0.5] * rounds)
+    run = write_run(folder, rows, summary={"rounds": min(rounds, len(rows)), **summary}, **cfg)
     (run.folder / "checkpoints").mkdir(exist_ok=True)
     (run.folder / "checkpoints" / "last.ckpt").touch()
 
