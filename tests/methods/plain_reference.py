@@ -108,6 +108,13 @@ def softmax_regression():
     return nn.Linear(6, 4).double()
 
 
+def convolutional(shape, kernel):
+    """A network for six numbers, read as an image of this shape, whose kernel leaves six, too."""
+    torch.manual_seed(0)
+    layers = [nn.Unflatten(1, shape), nn.Conv2d(shape[0], 3, kernel), nn.Tanh(), nn.Flatten()]
+    return nn.Sequential(*layers, nn.Linear(6, 4)).double()
+
+
 def optimum(net, data, weight_decay):
     """The minimum of the clients' mean objective with its L2 term, by Newton's method."""
     w = weights(net)

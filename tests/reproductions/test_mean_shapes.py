@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import torch
 from harness import assert_near, random_federation, sgd, train_rounds, weights
-from plain_reference import batches, cohort, gradient, tensors
-from torch import nn
+from plain_reference import batches, cohort, convolutional, gradient, tensors
 
 from gcfed.methods.projection import centralize_, input_axes
 from reproductions.mean_shapes import MEAN_AXES, ShapedCentralization
@@ -52,17 +51,11 @@ def test_a_mean_over_a_single_number_is_not_subtracted(shape, mean):
     assert torch.equal(projected, grad)
 
 
-def network():
-    torch.manual_seed(0)
-    layers = [nn.Unflatten(1, (2, 1, 3)), nn.Conv2d(2, 3, (1, 2)), nn.Tanh(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(6, 4)).double()
-
-
 @pytest.mark.parametrize("mean", ["out_kernel", "in_kernel"])
 def test_a_run_equals_the_plain_loop(mean):
     """Local GC before the last layer, Global GC in all layers."""
     data = random_federation()
-    net = network()
+    net = convolutional((2, 1, 3), (1, 2))
     lr = 0.1
     w = weights(net)
 
@@ -82,7 +75,7 @@ def test_a_run_equals_the_plain_loop(mean):
             ends.append(v)
         w = w + project(torch.stack(ends).mean(0) - w, False)
     method = ShapedCentralization(mean=mean, boundary="4")
-    found = train_rounds(network(), data, sgd(lr), rounds=2, methods=[method], k=2)
+    found = train_rounds(net, data, sgd(lr), rounds=2, methods=[method], k=2)
     assert_near(found, w, 1e-10)
 
 

@@ -6,8 +6,7 @@ Its iteration approximates the product of singular vectors.
 import pytest
 import torch
 from harness import assert_near, make_net, sgd, train_rounds, weights
-from plain_reference import batches, cohort, gradient, tensors
-from torch import nn
+from plain_reference import batches, cohort, convolutional, gradient, tensors
 
 from gcfed.methods.centralization import LocalGC
 from gcfed.methods.momentum.fedmuon import FedMuon, orthogonal
@@ -24,15 +23,13 @@ def newton_schulz(m):
     return (u * s @ vt).view(m.shape)
 
 
-def convolutional():
+def as_image():
     """Its convolution has a weight of four axes, which is a matrix of its three outputs."""
-    torch.manual_seed(0)
-    layers = [nn.Unflatten(1, (1, 2, 3)), nn.Conv2d(1, 3, 2), nn.Tanh(), nn.Flatten()]
-    return nn.Sequential(*layers, nn.Linear(6, 4)).double()
+    return convolutional((1, 2, 3), 2)
 
 
 @pytest.mark.parametrize(
-    ("make_net", "gc"), [(make_net, False), (make_net, True), (convolutional, False)]
+    ("make_net", "gc"), [(make_net, False), (make_net, True), (as_image, False)]
 )
 def test_it_equals_the_plain_loop(federation, make_net, gc):
     """Local GC centralizes the gradients before they become orthogonal steps."""
