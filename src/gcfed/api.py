@@ -41,7 +41,7 @@ Name = str | int | float  # of a method
 #: Two overrides in one text.
 SEVERAL = re.compile(r"[\w./@+~-]+=(?P<value>[^'\"\[{(]*\s[+~]*[\w./@]+=.*)")
 #: The measures of :func:`runs`.
-MEASURES = ("final:test/acc", "last10:test/acc", "final:test/loss", "total:comm/up_bytes")
+USUAL_MEASURES = ("final:test/acc", "last10:test/acc", "final:test/loss", "total:comm/up_bytes")
 
 
 def configure(
@@ -221,7 +221,7 @@ def _with_interval(numbers: pd.Series, names: tuple[str, str, str]) -> dict[str,
     return dict(zip(names, (numbers.mean(), *interval(numbers)), strict=True))
 
 
-def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.DataFrame:
+def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> pd.DataFrame:
     """A row for each run below the roots, also for those that have not ended. The log names the
     folders that are left out because their files cannot be read.
 
@@ -240,7 +240,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
     """
     import pandas as pd
 
-    from gcfed.reporting.frame import COLUMNS, frame_of
+    from gcfed.reporting.frame import OF_A_RUN, frame_of
 
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
@@ -251,14 +251,14 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = MEASURES) -> pd.Dat
             log.warning("Left out: %s: %s", run.folder, run.note)
     table = frame_of(found)
     found_runs = table["run"]
-    if measures is not MEASURES:
+    if measures is not USUAL_MEASURES:
         require_measured(asked, found_runs, "measures")
     frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
     frame = frame.join(table[["place", "method", "seed", "state"]])
     frame["note"] = [run.note for run in found_runs]
     frame["repeated"] = table["repeated"]
     frame["rounds"] = [run.rounds for run in found_runs]
-    for key in table.columns.difference([*COLUMNS, *frame], sort=False):
+    for key in table.columns.difference([*OF_A_RUN, *frame], sort=False):
         frame[key] = [run.leaves.get(key) for run in found_runs]
     for measure in asked:
         frame[measure] = pd.Series(

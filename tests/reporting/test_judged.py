@@ -4,7 +4,7 @@ import pytest
 from run_folders import GCFED, accuracies, run_of, write_run
 
 from gcfed.reporting import write_report
-from gcfed.reporting.build import MEASURES
+from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.tables import comparison, targets
 from gcfed.reporting.verdict import verdict
@@ -40,7 +40,7 @@ def test_all_are_judged_by_the_declared_result_if_all_have_it():
     rows, found = of(runs(FEDAVG, LOCAL), runs(LOST, BETTER, OWN, **FEDREP))
     assert found.measure == f"final:{OWN}"
     assert found.headline == "fedrep leads +8.0 points over fedavg (5.5 to 10.5)"
-    table = comparison(found, rows, MEASURES, "c", "P")
+    table = comparison(found, rows, MORE_MEASURES, "c", "P")
     assert table.title == "Accuracy of clients' own models (%), higher is better: P"
     assert table.frame.iloc[:, 1].tolist() == ["89.00 ± 1.00", "81.00 ± 1.00"]
     assert r"89.00 $\pm$ 1.00" in table.latex
@@ -60,7 +60,7 @@ def test_otherwise_only_what_can_be_compared_is_ranked_and_the_reason_is_given()
         " (metrics=personal data.client_test=0.2 measures it)"
     )
     assert found.not_compared == {"fedrep": why}
-    table = comparison(found, rows, MEASURES, "c", "P")
+    table = comparison(found, rows, MORE_MEASURES, "c", "P")
     assert f"Not compared: {why}." in table.notes
     assert table.frame.set_index("method").iloc[:, 0]["fedrep"] == "not compared"
     assert "10.00" not in table.latex

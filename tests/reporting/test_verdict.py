@@ -12,7 +12,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from run_folders import GCFED, run_of
 
-from gcfed.reporting.build import MEASURES
+from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.tables import comparison, targets
 from gcfed.reporting.verdict import interval, scale_of, verdict
@@ -135,7 +135,7 @@ def test_personalised_metrics_have_columns():
     run.metrics["personal/global_acc"] = 0.4
     run.metrics["personal/local_acc"] = 0.7
     rows = frame_of([run])
-    cells = comparison(verdict(rows), rows, MEASURES, "c", "P").frame.iloc[0]
+    cells = comparison(verdict(rows), rows, MORE_MEASURES, "c", "P").frame.iloc[0]
     assert cells["accuracy of the global model at clients (%)"] == "40.00"
     assert cells["accuracy of clients' own models (%)"] == "70.00"
 
@@ -150,13 +150,13 @@ def test_bytes_have_columns_only_if_the_methods_differ():
     def columns(*sizes):
         methods = zip(sizes, ({}, GCFED), strict=True)
         rows = frame_of([sent(*size, **method) for size, method in methods])
-        found = comparison(verdict(rows), rows, MEASURES, "c", "P")
+        found = comparison(verdict(rows), rows, MORE_MEASURES, "c", "P")
         return [name for name in found.frame if name.startswith("sent")]
 
     assert columns((1e6, 1e6), (1e6, 1e6)) == []
     assert columns((1e6, 1e6), (1e6, 2e6)) == ["sent by clients (MB)"]
     alone = frame_of([sent(1e6, 1e6)])
-    cells = comparison(verdict(alone), alone, MEASURES, "c", "P").frame
+    cells = comparison(verdict(alone), alone, MORE_MEASURES, "c", "P").frame
     assert "sent by clients (MB)" in cells
 
 

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 WINDOW = 10  # rounds of GC-Fed's moving mean
 DECAY = 0.9  # of FedACG's exponential average
 CLOCK = "clock/seconds"  # the column of the simulated time
+OWN_TESTS = "metrics=personal data.client_test=0.2"  # lets clients test their own models
 TO_TARGET = ("rounds", "seconds")
 #: What is computed from the values of a column.
 STATISTICS: dict[str, Callable[[Any], Any]] = {
@@ -261,7 +262,7 @@ def check_judges(column: str, result: str, key: str) -> None:
         return
     remedy = f"choose by final:{result}"
     if result.startswith("personal/"):
-        remedy += ", with metrics=personal data.client_test=0.2"
+        remedy += f", with {OWN_TESTS}"
     raise Refusal(
         f"{key} compares global models, and the result of this method is {result}: {remedy}."
     )

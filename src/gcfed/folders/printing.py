@@ -15,7 +15,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gcfed.folders.columns import ERRORS
-from gcfed.folders.measures import WINDOW
+from gcfed.folders.measures import OWN_TESTS, WINDOW
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
 from gcfed.folders.summary import (
     distance_in_words,
@@ -67,7 +67,7 @@ def _result(summary: Mapping[str, Any]) -> dict[str, str]:
         return {"result": f"{shown(name, number)}, {model}"}
     text = f"{model}, not measured"
     if name.startswith("personal/"):
-        text += " (measure it by metrics=personal data.client_test=0.2)"
+        text += f" (measure it by {OWN_TESTS})"
     return {"result": text}
 
 

@@ -18,7 +18,7 @@ from gcfed.folders.folder import STATES, Run, find_runs
 from gcfed.folders.measures import parse, value
 from gcfed.folders.written import require_measured
 from gcfed.reporting.frame import frame_of, search_of
-from gcfed.reporting.tables import Table, all_runs, comparison, harmless, targets
+from gcfed.reporting.tables import Sheet, all_runs, comparison, harmless, targets
 from gcfed.reporting.verdict import Verdict, verdict
 from gcfed.utils.files import write_text
 from gcfed.utils.refusal import Refusal
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gcfed.reporting.figures import Picture
 
 #: Further columns of a comparison, if the runs have them.
-MEASURES = (
+MORE_MEASURES = (
     "best:test/acc",
     "final:personal/global_acc",
     "final:personal/local_acc",
@@ -80,7 +80,7 @@ def write_report(
     require_measured(asked, found.runs, "measures")
     frame = frame_of(found.runs)
     verdicts = _verdicts(frame)
-    columns = [*MEASURES, *asked]
+    columns = [*MORE_MEASURES, *asked]
     tables = _write_tables(frame, verdicts, columns, out / "tables")
     _write_runs(frame, verdicts, columns, out / "tables" / "runs.csv")
     pictures: list[Picture] = []
@@ -141,9 +141,9 @@ def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
 
 def _write_tables(
     frame: pd.DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], folder: Path
-) -> dict[str, list[Table]]:
+) -> dict[str, list[Sheet]]:
     """Writes the tables of each place in LaTeX; returns them."""
-    tables: dict[str, list[Table]] = {}
+    tables: dict[str, list[Sheet]] = {}
     for number, (place, one) in enumerate(verdicts.items(), start=1):
         rows = frame[frame["place"] == place]
         shown = {one.measure, f"final:{parse(one.measure).column}"}
@@ -172,7 +172,7 @@ def _page(
     found: _Found,
     frame: pd.DataFrame,
     verdicts: Mapping[str, Verdict],
-    tables: Mapping[str, Sequence[Table]],
+    tables: Mapping[str, Sequence[Sheet]],
     pictures: Sequence[Picture],
 ) -> str:
     """The page in HTML, with its figures inside."""

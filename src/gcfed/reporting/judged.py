@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from gcfed.folders.columns import GLOBAL_TESTS, global_test
 from gcfed.folders.folder import FINISHED, Run
-from gcfed.folders.measures import measure_of
-
-REMEDY = "metrics=personal data.client_test=0.2 measures it"
+from gcfed.folders.measures import OWN_TESTS, measure_of
 
 
 @dataclass(frozen=True)
@@ -90,7 +88,7 @@ def _why_not_compared(
             return f"{method} is judged by {result}, and the other methods by {chosen}"
         others = listed(lacking)
         why = f"{method} is judged by {result}, which {others} did not measure"
-    return f"{why} ({REMEDY})" if result.startswith("personal/") else why
+    return f"{why} ({OWN_TESTS} measures it)" if result.startswith("personal/") else why
 
 
 def listed(names: Sequence[str]) -> str:

@@ -49,7 +49,7 @@ _FLOAT = r"""%% needs \usepackage{booktabs}; fits a column of a two-column paper
 
 
 @dataclass(frozen=True)
-class Table:
+class Sheet:
     """A table whose ``frame`` holds texts. The first cell of ``bold`` rows is emphasised."""
 
     name: str  # of the file
@@ -143,7 +143,7 @@ def _cell(numbers: pd.Series, scale: Scale, measure: str, missed: Set[int]) -> s
 
 def comparison(
     verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str
-) -> Table:
+) -> Sheet:
     """A row per method, the best first. ``measures`` are further columns."""
     frame = measured(verdict, rows, [verdict.measure, *measures])
     methods = frame["method"]
@@ -160,7 +160,7 @@ def comparison(
     cells = pd.concat([methods, pd.DataFrame(columns, frame.index), others], axis=1)
     bold = [method in verdict.leaders for method in methods]
     title = f"{verdict.direction}: {place}"
-    return Table(name, title, cells, bold, _notes(verdict, rows), printed)
+    return Sheet(name, title, cells, bold, _notes(verdict, rows), printed)
 
 
 def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
@@ -253,7 +253,7 @@ def _different_clients(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Table | None:
+def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Sheet | None:
     """Rounds to the highest targets that a run reached, and seconds if all runs have a clock; None
     if no run reached one.
 
@@ -274,7 +274,7 @@ def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Tabl
             " lower bound."
         )
     title = f"Rounds to a test accuracy: {place}"
-    return Table(name, title, frame, (), notes, len(frame.columns))
+    return Sheet(name, title, frame, (), notes, len(frame.columns))
 
 
 def _reached(runs: pd.Series) -> list[str]:

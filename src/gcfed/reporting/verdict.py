@@ -152,15 +152,15 @@ class Verdict:
         shown = [method for method in self.leaders if method != self.reference] or self.ranked[1:2]
         shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
         if shown == self.leaders and len(shown) == 1:
-            return first + self.gap(shown[0]).removeprefix(shown[0]) + better
-        gaps = [self.gap(method, first=method == shown[0]) for method in shown]
-        return f"{first}; {', '.join(gaps)}{better}"
+            return first + self.against_reference(shown[0]).removeprefix(shown[0]) + better
+        differences = [self.against_reference(method, first=method == shown[0]) for method in shown]
+        return f"{first}; {', '.join(differences)}{better}"
 
     def uncertain(self, method: str) -> bool:
         """Whether the interval of its difference to the reference includes 0."""
         return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
 
-    def gap(self, method: str, first: bool = True) -> str:
+    def against_reference(self, method: str, first: bool = True) -> str:
         """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``; ``… −0.1
         RMSE against …``.
         """
@@ -180,8 +180,8 @@ class Verdict:
         scale = self.scale
         if digits and scale.unit == "%":
             scale = replace(scale, digits=digits)
-        gap, low, high = self.table.loc[method, ["difference", "low", "high"]]
-        return f"{scale.text(gap, '+')} ({scale.text(low)} to {scale.text(high)})"
+        difference, low, high = self.table.loc[method, ["difference", "low", "high"]]
+        return f"{scale.text(difference, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
 def verdict(rows: pd.DataFrame) -> Verdict:
@@ -199,13 +199,12 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     lines = []
     for method in dict.fromkeys([*ranked, *rows["method"]]):
         numbers = values.reindex(columns=[method])[method].dropna()
-        gap = numbers[:0]
+        difference = numbers[:0]
         if method in ranked:
             numbers = shared[method]
-            gap = numbers - shared[reference]
-        lines.append(
-            (method, len(numbers), numbers.mean(), numbers.std(), gap.mean(), *interval(gap))
-        )
+            difference = numbers - shared[reference]
+        of_method = (len(numbers), numbers.mean(), numbers.std())
+        lines.append((method, *of_method, difference.mean(), *interval(difference)))
     columns = ["method", "n", "mean", "std", "difference", "low", "high"]
     table = pd.DataFrame(lines, columns=columns).set_index("method")
     leaders = _leading(shared[ranked] if higher else -shared[ranked])

@@ -147,7 +147,7 @@ class State:
 
     title: str
     found: Mapping[str, Work]  # by the folder of a job
-    gaps: Counter[str]
+    without_run: Counter[str]
     lost: Mapping[str, str]  # jobs that their search leaves out → why
     trials: Sequence[tuple[DictConfig, int]] = ()  # that a dry run leaves to do
     # by cell: what its search chose
@@ -167,7 +167,7 @@ class State:
         number = Counter(work.state for work in self.works)
         counts = [f"{number[state]} {state}" for state in (DONE, BEGUN, NEW)]
         lines = [self.title, f"  {', '.join(counts)}"]
-        lines += [f"  left out: {count} cells, {why}" for why, count in self.gaps.items()]
+        lines += [f"  left out: {count} cells, {why}" for why, count in self.without_run.items()]
         lines += [f"  {OTHER}: {title}: {why}" for title, why in self.lost.items()]
         for work in self.works:
             if work.state == OTHER:
@@ -272,7 +272,7 @@ def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path
             work.rounds = 0
     number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
-    return State(title, works, planned.gaps, lost, trials, best)
+    return State(title, works, planned.without_run, lost, trials, best)
 
 
 def _train(left: Sequence[Work], root: Path) -> None:

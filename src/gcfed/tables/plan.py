@@ -43,7 +43,7 @@ class Plan:
 
     jobs: dict[str, Job] = field(default_factory=dict)  # by folder, seed by seed
     places: dict[Place, list[str]] = field(default_factory=dict)  # a cell → its folders
-    gaps: Counter[str] = field(default_factory=Counter)  # why cells have no run → how many
+    without_run: Counter[str] = field(default_factory=Counter)  # why cells have no run → how many
 
     @property
     def first_jobs(self) -> list[Job]:
@@ -77,9 +77,9 @@ def plan(table: Table, scale: str, selection: Selection, arguments: Sequence[str
     for row, column in product(table.rows, table.columns):
         if row.label not in rows or column.label not in columns:
             continue
-        gap = table.gap(row, column)
-        if gap:
-            planned.gaps[gap] += 1
+        why = table.why_no_run(row, column)
+        if why:
+            planned.without_run[why] += 1
         else:
             cells.append((row, column))
     for seed in selection.seeds or usual.seeds or table.own_seeds:
@@ -144,7 +144,7 @@ def _names_of_cells(table: Table) -> dict[frozenset[str], str]:
     """What a cell's overrides do → its name. Cells that do the same have the name of the first."""
     names: dict[frozenset[str], str] = {}
     for row, column in product(table.rows, table.columns):
-        if not table.gap(row, column):
+        if not table.why_no_run(row, column):
             effect = _effect(table.overrides_of(row, column) or ())
             names.setdefault(effect, f"{slug(row.label)}_{slug(column.label)}")
     return names

@@ -58,8 +58,8 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
         common = [seed for seed in ours if seed in theirs]
         if row == reference or len(common) < 2:
             continue
-        gaps = [ours[seed] - theirs[seed] for seed in common]
-        gains[row] = Gain(reference, fmean(gaps), *interval(gaps))
+        differences = [ours[seed] - theirs[seed] for seed in common]
+        gains[row] = Gain(reference, fmean(differences), *interval(differences))
     return gains
 
 

@@ -220,7 +220,7 @@ class Table:
             words += overrides
         return words
 
-    def gap(self, row: Axis, column: Axis) -> str:
+    def why_no_run(self, row: Axis, column: Axis) -> str:
         """Why this cell has no run; "" if it has one. "diverged" is a result, too."""
         if self.overrides_of(row, column) is None:
             return row.at(column).note or row.note or column.note or "it cannot be run here"
