@@ -39,7 +39,7 @@ UNFINISHED = "unfinished"  # it was killed or is running
 STATES = (FINISHED, DIVERGED, FAILED, UNFINISHED)
 #: Sections of a config that a report reads.
 SECTIONS = ("gc", "labels", "methods", "participation", "partition", "tags")
-COLUMN = r"^[^:@<>\[\]]+$"  # a column that a measure can name
+COLUMN = r"^[^:@<>\[\]]*$"  # a column that a measure can name; "": none
 
 
 @dataclass(frozen=True, eq=False)
