@@ -329,7 +329,7 @@ def first_values(words: Iterable[str]) -> list[str]:
         else:
             value = override.get_value_element_as_str()
         word = f"{override.input_line.partition('=')[0]}={value}"
-        if not word.startswith(("ckpt_path=", "hydra.", "hydra/")):
+        if not word.startswith(("ckpt_path=", "hydra.", "hydra/launcher")):
             found.append(word)
     return found
 

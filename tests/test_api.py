@@ -21,6 +21,7 @@ import gcfed
 from gcfed.folders.folder import CHECKPOINT, EXPORT, read_run
 from gcfed.folders.measures import measure_of, value
 from gcfed.folders.reading import read_metrics
+from gcfed.reporting.verdict import scale_of
 from gcfed.utils.resolvers import ROOT
 
 SMALL = (
@@ -313,9 +314,10 @@ def test_a_comparison_has_the_numbers_of_the_report(tmp_path, rounds, named, res
     runs = [read_run(folder) for folder in folders.values()]
     measure = measure_of(column, [run.rounds for run in runs])
     mean = np.mean([value(run, measure) for run in runs])
-    assert table["mean"]["a"] == pytest.approx(mean * (100 if "acc" in column else 1))
-    is_mean = "acc" in column and rounds == 30
-    assert table["rounds"]["a"] == (10 if is_mean else 1)
+    scale = scale_of(measure, mean)
+    assert table["mean"]["a"] == pytest.approx(scale.factor * mean, abs=0.5001 * 0.1**scale.digits)
+    assert table.columns.name.split()[0] == measure
+    assert measure.startswith("last10:") == ("acc" in column and rounds == 30)
 
 
 def compared(root, **methods):
