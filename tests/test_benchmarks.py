@@ -12,8 +12,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import forked
+from lightning.pytorch import Callback
 
-from benchmarks import gpu, kernels, peers, plain, run, sitting, workloads
+from benchmarks import account, gpu, kernels, peers, plain, run, sitting, workloads
+from benchmarks.stopwatch import Stopwatch
 from gcfed.models.build import build_net
 from gcfed.utils.resolvers import ROOT
 
@@ -86,6 +88,55 @@ def test_a_sitting_measures_both_methods_and_the_plain_loop(bench, tmp_path, mon
         2e-6 * (2 * 64 * 512 + 3 * (512 * 256 + 256 * 10))
     )
     assert figures["first_round_done_s"] > figures["before_first_round_s"] > 0
+
+
+class Watched(Callback):
+    """Writes the seconds of a :class:`Stopwatch`."""
+
+    def __init__(self, out):
+        self.out = out
+        self.watch = Stopwatch()
+
+    def on_train_start(self, trainer, pl_module):
+        self.watch.install(trainer)
+
+    def on_train_end(self, trainer, pl_module):
+        Path(self.out).write_text(json.dumps(self.watch.seconds))
+
+
+def test_both_clocks_find_what_they_wrap_and_measure_each_part_of_a_round(tmp_path):
+    """They wrap the engine by name, so a rename there ends the run or leaves a part without time."""
+    words = (
+        "rounds=3",
+        "model.hidden=[12,8]",
+        "participation.num_clients=4",
+        "participation.per_round=2",
+        "client.epochs=1",
+        "data.limit_train=70",
+        "data.limit_test=20",
+        f"+callbacks.watched._target_={__name__}.Watched",
+        f"+callbacks.watched.out={tmp_path / 'watched.json'}",
+    )
+
+    def measured():
+        account.WARM_UP = 1
+        account.run("gcfed", 1, str(tmp_path / "account"), words)
+
+    printed = tmp_path / "printed.txt"
+    assert forked(measured, printed) == 0, printed.read_text()
+    phases = json.loads((tmp_path / "account.0").read_text())
+    of_two_processes = {"exchange", "wait for the other process"}
+    assert phases.keys() == wrapped_phases() - of_two_processes
+    parts = json.loads((tmp_path / "watched.json").read_text())
+    assert parts.keys() >= PARTS
+    assert min(parts[name] for name in PARTS) > 0
+
+
+def wrapped_phases():
+    """The phases that :class:`account.Account` names."""
+    text = Path(account.__file__).read_text()
+    named = re.findall(r'watch\.wrap\(.*, "([^"]+)"\)', text)
+    return {*named, account.REST, account.OTHER_THREADS, "checkpoint"}
 
 
 def test_rounds_of_fedavg_call_no_hook_of_gcfed(monkeypatch):
