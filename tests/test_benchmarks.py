@@ -105,7 +105,7 @@ class Watched(Callback):
 
 
 def test_both_clocks_find_what_they_wrap_and_measure_each_part_of_a_round(tmp_path):
-    """They wrap the engine by name, so a rename there ends the run or leaves a part without time."""
+    """They wrap the engine by name. A rename there ends the run, or leaves a part without time."""
     words = (
         "rounds=3",
         "model.hidden=[12,8]",

@@ -25,7 +25,7 @@ def begin():
     solver = sgd()
     memory = TrainingMemory(FederatedModule(net, PLAIN_SERVER), data, solver)
     model = broadcast_state(net)
-    memory.begin_round(model)
+    memory.begin_round(model, 1.0)
 
     def begin(clients, recordable="run", reads=frozenset()):
         clients = np.array(clients)
@@ -34,7 +34,7 @@ def begin():
             StackStart(model, clients, data.sizes(clients), plan.steps), plan, recordable, reads
         )
 
-    begin.next_round = lambda: memory.begin_round(model)
+    begin.next_round = lambda: memory.begin_round(model, 1.0)
     return begin
 
 

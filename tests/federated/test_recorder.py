@@ -288,6 +288,22 @@ def test_recordable_is_not_inherited(twice):
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 
+class Fades(Spy):
+    """Weights the task's loss by 1, 1/2, … in the rounds."""
+
+    recordable = "run"
+
+    def on_download(self, download):
+        self.task_weight = 1 / (download.round + 1)
+
+
+def test_a_recording_is_not_replayed_with_another_task_weight(twice):
+    """A recording holds the factor as a Python number."""
+    same, played = twice(*EVEN, "gc=none", "rounds=3", method=f"{__name__}.Fades")
+    assert same
+    assert played
+
+
 # ------------------------------------------------------------------------------------- steps that
 # are not recorded
 class Counter(Spy):

@@ -72,12 +72,12 @@ class ClientProgram:
 
     def take_download(self, download: Download) -> ClientRound:
         """Prepares for stacks that train from this download."""
-        self.memory.begin_round(download.model)
         self.module.net.train()
         for part in self.parts:
             part.on_download(download)
-        # now, because a part may have changed its task_weight
-        return ClientRound(self, download, self._step_hooks())
+        hooks = self._step_hooks()  # now, because a part may have changed its task_weight
+        self.memory.begin_round(download.model, hooks.task_weight)
+        return ClientRound(self, download, hooks)
 
     def _step_hooks(self) -> StepHooks:
         """The hooks of parts and callbacks that local steps call, as one record."""

@@ -53,14 +53,20 @@ class TrainingMemory:
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
         self._reuses_unrecorded = False  # whether memory is reused on a CPU in this round
+        self._task_weight = 1.0  # of this round; recordings hold it as a number
         self._recorders: dict[int, Recorder] = {}  # stream → its recorder
         # recorder (None: not recorded) → the local training that a next stack can restart
         self._reusable: defaultdict[Recorder | None, dict[Shape, LocalTraining]]
         self._reusable = defaultdict(dict)
 
-    def begin_round(self, model: Params) -> None:
-        """Forgets what is reused within a round only."""
+    def begin_round(self, model: Params, task_weight: float) -> None:
+        """Forgets what is reused within a round only, and recordings of another weight of the
+        task's loss.
+        """
         self._reusable.pop(None, None)
+        if task_weight != self._task_weight:
+            self._reusable.clear()
+            self._task_weight = task_weight
         is_small = sum(t.numel() for t in model.values()) <= SMALL
         # The streams of a GPU train at the same time, so their stacks need memory of their own.
         self._reuses_unrecorded = is_small and self.module.device.type == "cpu"
