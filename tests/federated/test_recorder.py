@@ -304,6 +304,27 @@ def test_a_recording_is_not_replayed_with_another_task_weight(twice):
     assert played
 
 
+class Widens(Spy):
+    """Prepares a number in float32 in the first round, and in float64 in the next one."""
+
+    recordable = "run"
+
+    def prepare(self, stack, own, download):
+        dtype = torch.float64 if download.round else torch.float32
+        return {"third": torch.tensor(1 / 3, dtype=dtype)}
+
+    def on_after_backward(self, trainer, pl_module):
+        stack = pl_module.clients
+        for grad in stack.with_grads()[0]:
+            grad.mul_(stack.prepared[self]["third"])
+
+
+def test_what_methods_prepare_keeps_its_type(twice):
+    same, played = twice(*EVEN, "gc=none", method=f"{__name__}.Widens")
+    assert same
+    assert played
+
+
 # ------------------------------------------------------------------------------------- steps that
 # are not recorded
 class Counter(Spy):

@@ -179,7 +179,7 @@ class RecordedTraining(LocalTraining):
         kept = self._prepared.get(id(part), {})
         old, old_layout = tree_flatten(kept)
         new, layout = tree_flatten(dict(prepared))
-        if layout != old_layout or [t.shape for t in new] != [t.shape for t in old]:
+        if layout != old_layout or _formats(new) != _formats(old):
             self._recordings.clear()
             kept = tree_unflatten([t.clone() for t in new], layout)
             self._prepared[id(part)] = kept
@@ -275,6 +275,11 @@ class RecordedTraining(LocalTraining):
         losses_TK = losses[:num_steps].where(trains_TK, 0)
         labels_TK = labels[:num_steps].where(trains_TK, 0)
         return (losses_TK * labels_TK).sum(0) / labels_TK.sum(0)
+
+
+def _formats(tensors: list[Tensor]) -> list[tuple[torch.Size, torch.dtype]]:
+    """The shapes and types, in which tensors in the same memory agree."""
+    return [(t.shape, t.dtype) for t in tensors]
 
 
 def _of_clients(state: Mapping[str, Any], leaf: Tensor) -> list[str]:
