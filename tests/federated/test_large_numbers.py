@@ -25,6 +25,7 @@ from torch import nn
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
 from gcfed.data.sampling import PoissonSampler
+from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.parallel import sums as sums_module
 from gcfed.federated.parallel.sums import Sums
 from gcfed.methods.upload.clip_update import ClipUpdate
@@ -181,9 +182,24 @@ def test_the_advice_is_that_of_the_process_that_trained_the_client(world, caplog
     """The largest client has inputs in a unit that is too small. With two processes, the second
     one trains it, and the first one warns.
     """
+    warning = warning_of_large_inputs(caplog, world)
+    assert "1 of 3 clients" in warning
+    assert "client.optimizer.lr" not in warning
+
+
+def test_without_an_explanation_the_advice_names_both_causes(caplog, monkeypatch):
+    """As on a GPU, where the host does not wait for the uploads of each stack."""
+    monkeypatch.setattr(Explanations, "explain", lambda self, upload: None)
+    warning = warning_of_large_inputs(caplog)
+    assert "1 of 3 clients" in warning
+    assert "Scale the inputs if their numbers are large; otherwise lower" in warning
+    assert "client.optimizer.lr" in warning
+
+
+def warning_of_large_inputs(caplog, world=1):
+    """The warning of a round in which the second of three clients has too large inputs."""
     data = random_federation(sizes=(4, 12, 8), dtype=torch.float32)
     data.x[data.clients[1]] *= 1e11
     train_rounds(with_batch_norm().float(), data, rounds=1, cohort_of=3, world=world)
     (warning,) = [text for text in caplog.messages if text.startswith("round 1:")]
-    assert "1 of 3 clients" in warning
-    assert "client.optimizer.lr" not in warning
+    return warning

@@ -73,15 +73,18 @@ class Explanations:
     def _advice(self) -> str:
         """The end of a warning of clients that do not count: how to have fewer.
 
-        It depends on what all processes have explained.
+        It depends on what all processes have explained. Nothing is explained on a GPU, or if
+        only NaN was sent.
         """
         given = [SCALE in self.given, LOWER in self.given]
         own = torch.tensor(given, dtype=torch.int64, device=self.setup.module.device)
         (counts,) = sum_over_processes([own])
         scale, lower = counts.tolist()
-        if scale and not lower:
+        if lower:
+            return f" {LOWER.capitalize()}."
+        if scale:
             return ""
-        return f" {LOWER.capitalize()}."
+        return f" {SCALE.capitalize()} if their numbers are large; otherwise {LOWER}."
 
     def warn_of_row(self, row: dict[str, Any]) -> None:
         """Warns of clients that do not count in a round, and of a step that was undone.

@@ -110,7 +110,7 @@ class Server:
             raise MessageError(f"{error}{hint}") from None
         if self.setup.transport.remote:  # the server does not trust what it is sent
             upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
-        # On a GPU the host would wait for the device.
+        # On a GPU the host would wait for the device. The round's warning then names both causes.
         if upload.finite.device.type == "cpu" and not all(upload.finite.tolist()):
             self.explanations.explain(upload)
         # Measurements see the upload first, before methods edit it.
