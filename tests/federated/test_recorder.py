@@ -13,7 +13,7 @@ from omegaconf import open_dict
 from tapes import Listing, Twice, train_twice
 
 from benchmarks.tape import Tape
-from gcfed.federated.training import local_training
+from gcfed.federated.training import recorded_training
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.folders.place import new_folder
@@ -144,7 +144,7 @@ def share_of_replays(make_plan, num_clients, num_rounds):
         clients = clients[np.argsort(-data.sizes(clients))]
         plan = make_plan(solver.plan(data, clients, make_download({}), torch.device("cpu")))
         if training is None:
-            training = local_training.RecordedTraining(tape, 20, stack, plan, optimizer)
+            training = recorded_training.RecordedTraining(tape, 20, stack, plan, optimizer)
         training._place_plan(plan)
         for t, kind in enumerate(plan.kinds):
             training.run(lambda number, kind: None, t, kind)
@@ -253,13 +253,13 @@ def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, ove
 
 
 def test_a_full_table_drops_the_kind_that_was_not_used_for_longest(monkeypatch):
-    monkeypatch.setattr(local_training, "MAX_RECORDINGS", 2)
+    monkeypatch.setattr(recorded_training, "MAX_RECORDINGS", 2)
     plan = BatchPlan(torch.zeros(1, 1, 4, dtype=torch.int64), None, np.array([[4]]))
     net = make_net()
     stack = SimpleNamespace(leaves=dict(net.named_parameters()), active=1)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     tape = Listing()
-    training = local_training.RecordedTraining(tape, 0, stack, plan, optimizer)
+    training = recorded_training.RecordedTraining(tape, 0, stack, plan, optimizer)
     kinds = [Kind(1, size, even=True) for size in (1, 2, 3)]
     one, two, three = kinds
     for kind in (one, one, two, two, one, three, three, one, two):

@@ -26,7 +26,8 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.protocol.messages import Params
 from gcfed.federated.training.batches import BatchPlan
-from gcfed.federated.training.local_training import LocalTraining, RecordedTraining
+from gcfed.federated.training.local_training import LocalTraining
+from gcfed.federated.training.recorded_training import RecordedTraining
 from gcfed.federated.training.recorder import Recordable, Recorder, can_record
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import may_draw
