@@ -371,8 +371,8 @@ def models_in_memory(callbacks: Sequence[Callback]) -> int:
     """About how many models of float32 parameters a process of this run holds.
 
     An estimate from what ``benchmarks/memory.py`` measured (docs/performance.md has the numbers;
-    some networks hold up to a third more): the global model, the broadcast one, a
-    client's with gradients and momentum, the sum of updates, and what the allocator keeps.
+    some networks hold up to a third more): the global model, the broadcast one, a client's with
+    gradients and momentum, the sum of updates, and what the allocator keeps.
     """
     models = 10
     for part in callbacks:

@@ -52,11 +52,11 @@ def test_memory_lasts_for_a_round(begin):
 
 
 @pytest.mark.parametrize("recordable", ["", "stack"])
-def test_methods_that_read_other_memory_get_new_steps(begin, recordable):
+def test_methods_that_read_other_memory_get_new_memory(begin, recordable):
     assert begin([0], recordable) is not begin([0], recordable)
 
 
-def test_a_forward_pass_that_returns_other_things_has_its_own_steps(begin):
+def test_a_forward_pass_that_returns_other_things_has_its_own_memory(begin):
     """As in a rehearsal, which leaves out the parts that measure."""
     assert begin([0], reads=frozenset({"features"})) is not begin([0])
 

@@ -128,7 +128,7 @@ def test_a_rehearsal_trains_on_the_streams_of_the_run(before, monkeypatch):
 
 
 def memory_on_gpu(module, data, solver):
-    """A memory of steps whose network seems to be on a GPU."""
+    """The memory of local training whose network seems to be on a GPU."""
     on_gpu = SimpleNamespace(
         net=module.net,
         task=module.task,
@@ -138,19 +138,19 @@ def memory_on_gpu(module, data, solver):
     return TrainingMemory(on_gpu, data, solver)
 
 
-def test_two_streams_never_share_the_memory_of_steps(config, before, monkeypatch):
+def test_two_streams_never_share_the_memory_of_training(config, before, monkeypatch):
     """Steps are not recorded here, and the model is small."""
     monkeypatch.setattr(Simulation, "layout", Layout(1, torch.device("cuda"), 2))
     monkeypatch.setattr("gcfed.federated.engine.client.TrainingMemory", memory_on_gpu)
     plain = LocalSolver.train
     trained = []
 
-    def train_on_stream(solver, steps, *args):
-        trained.append((steps, before.stream))
-        return plain(solver, steps, *args)
+    def train_on_stream(solver, training, *args):
+        trained.append((training, before.stream))
+        return plain(solver, training, *args)
 
     monkeypatch.setattr(LocalSolver, "train", train_on_stream)
     train(config("rounds=1", "participation.per_round=4", "client.graphs=false"))
     assert len({stream for _, stream in trained}) == 2
-    for steps, stream in trained:
-        assert all(other is stream for same, other in trained if same is steps)
+    for training, stream in trained:
+        assert all(other is stream for same, other in trained if same is training)

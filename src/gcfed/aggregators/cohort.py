@@ -20,9 +20,8 @@ COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 class CohortRule:
     """Reduces the finite updates of a cohort by a rule; each client is one row.
 
-    The same rule reduces entries that are no optimizer steps
-    (``Setup.no_steps``) separately: the large running statistics of batch
-    norms would dominate distances and norms.
+    The same rule reduces entries that are no optimizer steps (``Setup.no_steps``) separately: the
+    large running statistics of batch norms would dominate distances and norms.
 
     Memory: each process holds the updates of the whole cohort, and twice as much while it gathers
         them.

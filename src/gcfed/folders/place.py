@@ -57,8 +57,8 @@ def new_folder(path: Path) -> Path:
 def remove_refused(cfg: DictConfig) -> None:
     """Removes the folder of a run that was refused before it began: it has no file but its log.
 
-    Reading the data logs lines, so the log may exist. Also removes empty folders between it
-    and ``paths.log_dir``.
+    Reading the data logs lines, so the log may exist. Also removes empty folders between it and
+    ``paths.log_dir``.
     """
     if cfg.paths is None:
         return

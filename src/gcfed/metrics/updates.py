@@ -184,8 +184,8 @@ class Coherence(ClientMetric):
     """Whether clients agree in the part of Δ_k that gradient centralization removes:
     ``gc/rho/<tensor>``.
 
-    P removes the mean over each output's inputs (also if the run's GC has
-    another mean, of ``reproductions/mean_shapes.py``). For the m clients of a round,
+    P removes the mean over each output's inputs (also if the run's GC has another mean, of
+    ``reproductions/mean_shapes.py``). For the m clients of a round,
 
         gc/rho/<tensor> = ‖mean_k (I − P)Δ_k‖² / mean_k ‖(I − P)Δ_k‖²
 

@@ -1,5 +1,5 @@
-"""Student's t distribution, by the incomplete beta function
-(Abramowitz and Stegun, Handbook of Mathematical Functions, 26.5.27).
+"""Student's t distribution, by the incomplete beta function (Abramowitz and Stegun, Handbook of
+Mathematical Functions, 26.5.27).
 """
 
 from __future__ import annotations

@@ -53,8 +53,8 @@ class Cells:
 def read_cells(path: str | None, form: Form) -> Cells:
     """Reads a file, or the files of a folder.
 
-    Raises MissingFile if there is none; Refusal, with the file's name, if one cannot be
-    read or has no row or other columns than the first, or if there is only a test split.
+    Raises MissingFile if there is none; Refusal, with the file's name, if one cannot be read or has
+    no row or other columns than the first, or if there is only a test split.
     """
     files, test_name = _files(path)
     tables: list[DataFrame] = []

@@ -56,11 +56,11 @@ class Simulation(ProgramTransport):
     ) -> Outcome:
         rank, world = rank_and_world()
         # A site has all its clients in one process. It does not know how much work others have.
-        among = download.cohort if world > 1 else clients
+        cohort = download.cohort if world > 1 else clients
         round = self.program.take_download(download)
         if self.program.listeners:
             self._round = round
-        for upload in self._uploads(round, self.deal(round, clients, among, rank, world)):
+        for upload in self._uploads(round, self.deal(round, clients, cohort, rank, world)):
             receive(upload)
             del upload  # its memory is free while the next stack trains
         return Outcome()
@@ -105,16 +105,16 @@ class Simulation(ProgramTransport):
             self._round = None
 
     def deal(
-        self, round: ClientRound, clients: np.ndarray, among: np.ndarray, rank: int, world: int
+        self, round: ClientRound, clients: np.ndarray, cohort: np.ndarray, rank: int, world: int
     ) -> list[np.ndarray]:
         """The ids of the clients of each stack that process ``rank`` of ``world`` trains, those
         with most local steps first.
 
         Args:
-            among: the clients whose work the processes share; ``clients`` are all or some of them.
+            cohort: the clients whose work the processes share; ``clients`` are all or some of them.
         """
-        mine = assign(among, round.num_steps(among), rank, world)
-        if len(clients) < len(among):
+        mine = assign(cohort, round.num_steps(cohort), rank, world)
+        if len(clients) < len(cohort):
             mine = mine[np.isin(mine, clients)]
         size = self.layout.k
         return [mine[first : first + size] for first in range(0, len(mine), size)]

@@ -71,8 +71,8 @@ class Fact(StrEnum):
 
 
 Need = Callable[["Setup", str], None]
-"""Takes the setup and the title of a part; raises Refusal if the setup lacks something
-that the part needs.
+"""Takes the setup and the title of a part; raises Refusal if the setup lacks something that the
+part needs.
 """
 
 

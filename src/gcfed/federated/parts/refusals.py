@@ -163,7 +163,6 @@ def _refuse_late_clients(setup: Setup) -> None:
             )
         if Fact.ONE_RATE in part.facts and rate_decays:
             raise Refusal(
-                f"{part.title} does not combine with participation=buffered and"
-                " client.lr_decay or client.lr_cosine:"
-                " late clients have an earlier rate."
+                f"{part.title} does not combine with participation=buffered and client.lr_decay or"
+                " client.lr_cosine: late clients have an earlier rate."
             )
