@@ -1,6 +1,6 @@
 """The cells of the tables of ``gcfed-lambda.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import Cells, Comparison, Outcome, Runs, less, number, signed
+from reproductions.results.cells import Cells, Comparison, Runs, Verdict, less, number, signed
 
 LAMBDAS = ("0", "0.25", "0.5", "0.75", "1")
 PLAN = Comparison({lam: [f"gc.lam={lam}"] for lam in LAMBDAS}, measured=50)
@@ -18,7 +18,7 @@ def by_round(runs: Runs) -> Cells:
     return cells
 
 
-def outcomes(found: dict[str, float]) -> dict[str, Outcome]:
+def verdicts(found: dict[str, float]) -> dict[str, Verdict]:
     """The four predictions of the plan, from the accuracies of the five λ in percent."""
     ranks = sorted(LAMBDAS, key=lambda lam: found[lam])
     best = ranks[-1]
@@ -27,13 +27,13 @@ def outcomes(found: dict[str, float]) -> dict[str, Outcome]:
     late = less(found, "0.75", "0.25")
     local = less(found, "1", "0")
     return {
-        "1": Outcome(f"the lowest is λ {ranks[0]}", found["0"] < others),
-        "2": Outcome(f"{number(behind)} below λ {best}", behind <= 1.5),
-        "3": Outcome(signed(late), late > 0),
-        "4": Outcome(signed(local), local >= 2),
+        "1": Verdict(f"the lowest is λ {ranks[0]}", found["0"] < others),
+        "2": Verdict(f"{number(behind)} below λ {best}", behind <= 1.5),
+        "3": Verdict(signed(late), late > 0),
+        "4": Verdict(signed(local), local >= 2),
     }
 
 
 def predictions(runs: Runs) -> Cells:
-    found = outcomes(PLAN.accuracies(runs))
-    return {(name,): [None, *outcome.row()] for name, outcome in found.items()}
+    found = verdicts(PLAN.accuracies(runs))
+    return {(name,): [None, *verdict.row()] for name, verdict in found.items()}

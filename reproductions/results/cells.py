@@ -16,7 +16,7 @@ Cells = dict[tuple[str, ...], list[str | None]]
 ACCURACY = "test/acc"
 
 
-class Outcome(NamedTuple):
+class Verdict(NamedTuple):
     """What became of a prediction."""
 
     seen: str

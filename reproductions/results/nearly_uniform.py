@@ -1,6 +1,6 @@
 """The cells of the tables of ``gcfed-table4.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import Cells, Comparison, Outcome, Runs, less, number, signed
+from reproductions.results.cells import Cells, Comparison, Runs, Verdict, less, number, signed
 
 #: The overrides of each method, and its accuracy in the paper after 800 rounds, in percent.
 METHODS = {
@@ -31,16 +31,16 @@ def by_round(runs: Runs) -> Cells:
     return cells
 
 
-def outcomes(found: dict[str, float]) -> dict[str, Outcome]:
+def verdicts(found: dict[str, float]) -> dict[str, Verdict]:
     """The four predictions of the plan, from the accuracies of the six methods in percent."""
     gains = {method: less(found, method, "FedAvg") for method in CENTRALIZED}
     leads = {other: less(found, "GC-Fed", other) for other in ("SCAFFOLD", "FedDyn")}
     apart = less(found, "GC-Fed", "Local GC")
     return {
-        "1": Outcome(_listed(gains), min(gains.values()) >= -1),
-        "2": Outcome(signed(gains["GC-Fed"]), gains["GC-Fed"] >= 2),
-        "3": Outcome(_listed(leads), min(leads.values()) > 0),
-        "4": Outcome(signed(apart), abs(apart) <= 2),
+        "1": Verdict(_listed(gains), min(gains.values()) >= -1),
+        "2": Verdict(signed(gains["GC-Fed"]), gains["GC-Fed"] >= 2),
+        "3": Verdict(_listed(leads), min(leads.values()) > 0),
+        "4": Verdict(signed(apart), abs(apart) <= 2),
     }
 
 
@@ -49,5 +49,5 @@ def _listed(differences: dict[str, float]) -> str:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = outcomes(PLAN.accuracies(runs))
-    return {(name,): [None, None, *outcome.row()] for name, outcome in found.items()}
+    found = verdicts(PLAN.accuracies(runs))
+    return {(name,): [None, None, *verdict.row()] for name, verdict in found.items()}

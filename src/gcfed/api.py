@@ -226,10 +226,10 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     folders that are left out because their files cannot be read.
 
     Columns: ``folder``; ``place`` (data, model, clients, rounds) and ``method``, as in the report;
-    ``seed``; ``state`` (finished, diverged, failed or unfinished) and ``note``, its reason;
-    ``repeated``, True if a later run of the same settings and seed counts instead; ``rounds``, the
-    number of finished rounds; each dotted key in which the runs differ; each measure, NaN if the
-    run has no value. Accuracies are shares from 0 to 1.
+    ``seed``; ``state`` (finished, diverged, failed or unfinished) and its ``reason``; ``repeated``,
+    True if a later run of the same settings and seed counts instead; ``rounds``, the number of
+    finished rounds; each dotted key in which the runs differ; each measure, NaN if the run has no
+    value. Accuracies are shares from 0 to 1.
 
     Args:
         roots: folders with runs; by default ``logs``.
@@ -248,14 +248,14 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     found = find_runs(roots or [LOGS])
     for run in found:
         if not run.config:
-            log.warning("Left out: %s: %s", run.folder, run.note)
+            log.warning("Left out: %s: %s", run.folder, run.reason)
     table = frame_of(found)
     found_runs = table["run"]
     if measures is not USUAL_MEASURES:
         require_measured(asked, found_runs, "measures")
     frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
     frame = frame.join(table[["place", "method", "seed", "state"]])
-    frame["note"] = [run.note for run in found_runs]
+    frame["reason"] = [run.reason for run in found_runs]
     frame["repeated"] = table["repeated"]
     frame["rounds"] = [run.rounds for run in found_runs]
     for key in table.columns.difference([*OF_A_RUN, *frame], sort=False):

@@ -137,7 +137,7 @@ class OptunaSweeper(Sweeper):
             run = read_run(folder)
             number = measure.of(run) if run.has_ended else None
             if number is None:
-                error = job._return_value if job.status == JobStatus.FAILED else run.note
+                error = job._return_value if job.status == JobStatus.FAILED else run.reason
                 trial.set_user_attr("reason", message_of(error) or f"{metric} has no finite value")
             check_judges(measure.column, run.result, f"optimized_metric={metric}")
             if run.has_ended and measure.statistic and measure.column not in run.metrics:

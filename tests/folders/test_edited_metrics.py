@@ -46,9 +46,11 @@ def test_rounds_that_are_not_1_2_3_are_refused(run, row, number):
     _, rest = lines[row].split(",", 1)
     lines[row] = f"{number},{rest}"
     other = edited(run, joined(lines))
-    assert other.has_ended == (number == str(row)), other.note
+    assert other.has_ended == (number == str(row)), other.reason
     if not other.has_ended:
-        assert other.note.startswith("its files cannot be read: ") or "lacks round" in other.note
+        assert (
+            other.reason.startswith("its files cannot be read: ") or "lacks round" in other.reason
+        )
 
 
 SAME = {
@@ -99,7 +101,7 @@ WRONG = {
 def test_these_changes_are_named(run, change, reason):
     other = edited(run, change(run))
     assert other.state == "failed"
-    assert reason in other.note
+    assert reason in other.reason
 
 
 @pytest.mark.parametrize("text", ["nan", "NaN", "NAN", "-nan"])
@@ -118,10 +120,12 @@ def test_a_summary_of_other_rounds_is_no_end_of_these(run):
     """The run began anew from an older checkpoint."""
     path = run.folder / "summary.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": 9}))
-    assert read_run(run.folder).note == "it has ended after round 9, but metrics.csv lacks round 5"
+    assert (
+        read_run(run.folder).reason == "it has ended after round 9, but metrics.csv lacks round 5"
+    )
     path.write_text("[1, 2]")
-    note = "its files cannot be read: summary.json holds a list, not keys with values"
-    assert read_run(run.folder).note == note
+    reason = "its files cannot be read: summary.json holds a list, not keys with values"
+    assert read_run(run.folder).reason == reason
 
 
 def test_runs_names_what_it_leaves_out(run, caplog):

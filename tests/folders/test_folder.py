@@ -95,7 +95,7 @@ def test_files_that_cannot_be_read_make_a_failed_run(tmp_path, name, text, reaso
     assert run.state == "failed"
     assert run.rounds == 0
     assert len(run.curve("test/acc")) == 0
-    assert re.fullmatch(f"its files cannot be read: .*{reason}.*", run.note)
+    assert re.fullmatch(f"its files cannot be read: .*{reason}.*", run.reason)
 
 
 def test_a_pipe_in_place_of_a_file_does_not_stop_the_reader(tmp_path):
@@ -103,14 +103,14 @@ def test_a_pipe_in_place_of_a_file_does_not_stop_the_reader(tmp_path):
     (tmp_path / "a" / "config.yaml").unlink()
     os.mkfifo(tmp_path / "a" / "config.yaml")
     (run,) = find_runs([tmp_path])
-    assert run.note.endswith("config.yaml is no regular file")
+    assert run.reason.endswith("config.yaml is no regular file")
 
 
 LOSSES = [{"test/loss": 1.0}] * 2
 
 
 @pytest.mark.parametrize(
-    ("rows", "more", "state", "note"),
+    ("rows", "more", "state", "reason"),
     [
         (LOSSES, {}, "finished", ""),
         (LOSSES, {"rounds": 5}, "unfinished", "after round 2 of 5"),
@@ -141,10 +141,10 @@ LOSSES = [{"test/loss": 1.0}] * 2
         ([{"train/nonfinite_clients": 5}, {"train/nonfinite_clients": 4}], {}, "finished", ""),
     ],
 )
-def test_how_a_run_ended(tmp_path, rows, more, state, note):
+def test_how_a_run_ended(tmp_path, rows, more, state, reason):
     run = write_run(tmp_path / "a", rows, **more)
     assert run.state == state
-    assert run.note == note
+    assert run.reason == reason
     assert run.rounds == len(rows)
 
 

@@ -55,7 +55,7 @@ def test_the_report_from_the_command_line(tmp_path):
         f"test_{column}_1.{suffix}" for column in ("acc", "loss") for suffix in ("png", "pdf")
     }
     table = pd.read_csv(out / "tables" / "runs.csv")
-    assert table["note"].tolist()[0] == f"after round 2 of 4: OSError: {EVIL}"
+    assert table["reason"].tolist()[0] == f"after round 2 of 4: OSError: {EVIL}"
     assert len(table) == 7
     assert table["state"].tolist()[0] == "failed"
     assert table["total:time/round_s"].notna().all()

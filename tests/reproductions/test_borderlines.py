@@ -6,7 +6,7 @@ from planned import seen
 
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import borderlines, figures
-from reproductions.results.borderlines import LAMBDAS, outcomes
+from reproductions.results.borderlines import LAMBDAS, verdicts
 from reproductions.stored import stored_runs
 
 FULFILLED = {"0": 60.0, "0.25": 61.0, "0.5": 62.0, "0.75": 63.0, "1": 62.0}
@@ -27,8 +27,8 @@ PAGE = ROOT / "reproductions/results/gcfed-lambda.md"
     ],
 )
 def test_each_prediction_can_fail_alone_and_its_border_belongs_to_it(changed, expected):
-    found = outcomes(FULFILLED | changed)
-    assert "".join("h" if outcome.holds else "f" for outcome in found.values()) == expected
+    found = verdicts(FULFILLED | changed)
+    assert "".join("h" if verdict.holds else "f" for verdict in found.values()) == expected
 
 
 def test_the_page_says_what_the_stored_runs_have():

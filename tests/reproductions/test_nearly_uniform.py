@@ -11,17 +11,17 @@ from planned import seen
 from gcfed.tables.reading import load
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import figures, nearly_uniform
-from reproductions.results.nearly_uniform import METHODS, outcomes
+from reproductions.results.nearly_uniform import METHODS, verdicts
 from reproductions.stored import StoredRun
 
 OVERRIDES = {method: words for method, (*words, _) in METHODS.items()}
 PAPER = {method: paper for method, (*_, paper) in METHODS.items()}
 
 
-def verdicts(**changed):
+def letters(**changed):
     """The verdict of each prediction, for the paper's accuracies with some changed."""
     found = PAPER | {name.replace("_", " "): value for name, value in changed.items()}
-    return "".join("h" if outcome.holds else "f" for outcome in outcomes(found).values())
+    return "".join("h" if verdict.holds else "f" for verdict in verdicts(found).values())
 
 
 def test_the_papers_numbers_are_those_of_the_table_and_fulfil_the_plan():
@@ -29,7 +29,7 @@ def test_the_papers_numbers_are_those_of_the_table_and_fulfil_the_plan():
     (column,) = [i for i, axis in enumerate(table.columns) if axis.label == "α 1.0, 5/100"]
     for method, paper in PAPER.items():
         assert table.cells[method][column][0] == paper
-    assert verdicts() == "hhhh"
+    assert letters() == "hhhh"
 
 
 @pytest.mark.parametrize(
@@ -49,11 +49,11 @@ def test_the_papers_numbers_are_those_of_the_table_and_fulfil_the_plan():
     ],
 )
 def test_each_prediction_can_fail_alone_and_its_border_belongs_to_it(changed, expected):
-    assert verdicts(**changed) == expected
+    assert letters(**changed) == expected
 
 
 def test_an_outcome_names_what_was_compared():
-    found = outcomes(PAPER)
+    found = verdicts(PAPER)
     assert found["1"].row() == ["GC-Fed +5.23, Local GC +5.18, Global GC +3.05", "holds"]
     assert found["2"].seen == "+5.23"
     assert found["3"].seen == "SCAFFOLD +4.39, FedDyn +1.70"

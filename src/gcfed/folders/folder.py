@@ -51,7 +51,7 @@ class Run:
     summary: Mapping[str, Any]  # {} if the run has not ended
     metrics: pd.DataFrame  # by round, NaN where nothing was measured
     state: str  # one of STATES
-    note: str  # why it is in this state; "" for a finished run
+    reason: str  # why it is in this state; "" for a finished run
 
     @cached_property
     def leaves(self) -> dict[str, Any]:
@@ -138,8 +138,8 @@ def read_run(folder: Path) -> Run:
         summary = read_summary(folder / SUMMARY)
         metrics = read_metrics(folder / METRICS)
         _check_types(config, summary)
-        state, note = ending(folder, config["rounds"], summary, metrics)
-        run = Run(folder, config, summary, metrics, state, note)
+        state, reason = ending(folder, config["rounds"], summary, metrics)
+        run = Run(folder, config, summary, metrics, state, reason)
         run.identity  # noqa: B018  # raises if a value has no text
         _check_classes(run.leaves)
     except Exception as error:  # a damaged or foreign folder
@@ -217,7 +217,7 @@ def _finite_number() -> TypeAdapter:
 def ending(
     folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame
 ) -> tuple[str, str]:
-    """The state and the note of a run of ``planned`` rounds."""
+    """The state and the reason of a run of ``planned`` rounds."""
     if summary and metrics.empty:
         return FAILED, f"it has ended, but its {METRICS} is missing"
     broken = divergence(metrics)

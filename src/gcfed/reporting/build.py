@@ -111,7 +111,7 @@ def _find(roots: Sequence[Path]) -> _Found:
         if "debug" in run.folder.parts[len(base.parts) :]:
             continue
         if not run.config:
-            notes.append(f"{relpath(run.folder)}: {run.note}")
+            notes.append(f"{relpath(run.folder)}: {run.reason}")
         elif search is not None:
             trials[search] += 1
         else:

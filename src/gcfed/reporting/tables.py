@@ -294,7 +294,7 @@ def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
     frame = rows[["state", "method", "place", "seed"]].copy()
     frame["rounds"] = [f"{run.rounds} of {run.planned}" for run in rows["run"]]
     frame["folder"] = [relpath(run.folder) for run in rows["run"]]
-    frame["note"] = [run.note for run in rows["run"]]
+    frame["reason"] = [run.reason for run in rows["run"]]
     return frame
 
 

@@ -41,8 +41,8 @@ def train(overrides: Sequence[str], folder: Path) -> str:
     code = subprocess.run(command).returncode
     if not code:
         return ""
-    note = read_run(folder).note if folder.is_dir() else ""
-    return note or f"it ended with code {code}; see above"
+    reason = read_run(folder).reason if folder.is_dir() else ""
+    return reason or f"it ended with code {code}; see above"
 
 
 def _quoted(path: Path) -> str:
@@ -97,7 +97,7 @@ class Work:
         """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it
         is the job's.
         """
-        differing = differences(run.leaves, self.leaves) if run.config else run.note
+        differing = differences(run.leaves, self.leaves) if run.config else run.reason
         if differing:
             return differing
         # the last round is always tested

@@ -246,15 +246,15 @@ class TrialResult(NamedTuple):
 def result_of(folder: Path, metric: str, failure: str) -> TrialResult:
     """What a run of a trial measured."""
     value = None
-    note = ""
+    reason = ""
     if (folder / CONFIG).is_file():
         run = read_run(folder)
-        note = run.note
+        reason = run.reason
         if run.has_ended:
             value, _ = parse(metric).bounded(run)
     if value is None:
         return TrialResult(
-            None, 0.0, f"{folder.name}: {failure or note or f'{metric} is not finite'}"
+            None, 0.0, f"{folder.name}: {failure or reason or f'{metric} is not finite'}"
         )
     past_edges = edges(run)
     past = sum(how_far for how_far, _ in past_edges)

@@ -106,7 +106,7 @@ def _leaf(
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         names = [user.name for users in parts.values() for user in users]
         group_n, clients = number_names(np.array(names), f"data set {name}: a user")
-        announce(f"data set {name}", "clients", clients, keep.note)
+        announce(f"data set {name}", "clients", clients, keep.report)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
         for part, users in parts.items():
@@ -116,7 +116,7 @@ def _leaf(
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
                 read_files.update(faces)
-                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
+                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, report=keep.report)
             groups = group_n[start : start + len(users)]
             start += len(users)
             keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
@@ -150,7 +150,7 @@ def _report_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
         for path in entries(place):
             if path not in read:
                 unread.leaves_out(path, "neither a JSON file of a split nor a user's face")
-    unread.report(keep.note)
+    unread.report(keep.report)
 
 
 class _User(NamedTuple):
@@ -193,8 +193,8 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -
         raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
-        keep.note(logging.WARNING, text)
+        keep.report(logging.WARNING, text)
     if unknown:
         text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
-        keep.note(logging.WARNING, text)
+        keep.report(logging.WARNING, text)
     return users
