@@ -198,7 +198,9 @@ class ClientRound:
                     states[part] = ClientStates()  # frees states that nobody reads any more
             with in_turn():
                 self._end_training(stack, sends)
-                upload = self._make_upload(stack, loss_K, num_seen)
+                notes = self._observe(stack)
+                stack.end()  # before the updates need memory
+                upload = self._make_upload(stack, loss_K, num_seen, notes)
                 self._send(upload, states)
                 if sends:
                     self._keep(upload, states)
@@ -244,23 +246,32 @@ class ClientRound:
         """Lets parts see each client's own weights. Writes states that come from them."""
         download = self.download
         for part in self.program.parts:
-            states = part.on_clients_end(stack, download) or {}
-            if not sends:
+            states = part.on_clients_end(stack, download)
+            if not (states and sends):
                 continue
+            has_finite_weights = finite_clients(stack.full)
             for name, values in states.items():
-                finite = finite_clients(stack.full) & finite_clients(values)
+                finite = has_finite_weights & finite_clients(values)
                 part.stores.write(name, stack.clients, values, download.round, finite)
 
-    def _make_upload(self, stack: ClientStack, loss_K: Tensor, num_seen: np.ndarray) -> Upload:
-        """Makes the uploads of a stack, before parts add to them."""
-        program = self.program
-        download = self.download
+    def _observe(self, stack: ClientStack) -> dict[str, Params]:
+        """What the parts note of the stack, by title."""
         notes: dict[str, Params] = {}
-        for part in program.parts:
-            note = part.observe(stack, download)
+        for part in self.program.parts:
+            note = part.observe(stack, self.download)
             if note is not None:
                 notes[part.title] = note
-        stack.end()
+        return notes
+
+    def _make_upload(
+        self,
+        stack: ClientStack,
+        loss_K: Tensor,
+        num_seen: np.ndarray,
+        notes: dict[str, Params],
+    ) -> Upload:
+        """Makes the uploads of a stack, before parts add to them."""
+        program = self.program
         delta = stack.delta()
         return Upload(
             clients=stack.clients,
@@ -270,7 +281,7 @@ class ClientRound:
             finite=finite_clients(
                 delta, inf if program.edits_uploads else limit_of(program.aggregator)
             ),
-            round=download.round,
+            round=self.download.round,
             loss=loss_K,
             num_seen=num_seen,
             notes=notes,

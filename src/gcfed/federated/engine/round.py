@@ -38,5 +38,5 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     row = columns_of_training(received, is_step_finite)
     row |= columns_of_bytes(received, download, sums.expected, turn, outcome)
     row["time/train_s"] = time.perf_counter() - started
-    row |= columns_of_clients(received, turn, server)
+    row |= columns_of_clients(received, turn, server.columns, server.schedule)
     return row, received

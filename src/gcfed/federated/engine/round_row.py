@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -9,8 +10,7 @@ import numpy as np
 from gcfed.data.clock import Clock
 from gcfed.data.faults import Faults
 from gcfed.data.sampling import Buffered, UniformSampler
-from gcfed.data.schedule import Turn
-from gcfed.federated.engine.server import Server
+from gcfed.data.schedule import Schedule, Turn
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
@@ -81,19 +81,21 @@ def columns_of_bytes(
     }
 
 
-def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[str, Any]:
+def columns_of_clients(
+    received: Received, turn: Turn, columns: Sequence[str], schedule: Schedule
+) -> dict[str, Any]:
     """Clients that dropped out, did fewer steps or are late, and the time, as far as the run has
     these columns.
     """
     row: dict[str, Any] = {}
-    if "train/dropped_clients" in server.columns:
+    if "train/dropped_clients" in columns:
         unanswered = len(received.cohort) - len(received.answered)
         row["train/dropped_clients"] = turn.num_lost + unanswered
-    if "train/stragglers" in server.columns:
-        row["train/stragglers"] = _count_stragglers(received, server)
-    if "clock/seconds" in server.columns:
+    if "train/stragglers" in columns:
+        row["train/stragglers"] = _count_stragglers(received, schedule)
+    if "clock/seconds" in columns:
         row["clock/seconds"] = turn.seconds
-    if "late/lost" in server.columns:
+    if "late/lost" in columns:
         staleness_K = received.index - received.versions
         if len(staleness_K):
             row["late/mean"] = float(staleness_K.mean())
@@ -102,12 +104,12 @@ def columns_of_clients(received: Received, turn: Turn, server: Server) -> dict[s
     return row
 
 
-def _count_stragglers(received: Received, server: Server) -> int:
+def _count_stragglers(received: Received, schedule: Schedule) -> int:
     """Number of clients that answered and did fewer local steps than planned."""
     stragglers = 0
     for version, clients in received.by_version():
         answered = np.intersect1d(clients, received.answered)
-        planned = server.schedule.planned(answered)
-        done = server.schedule.steps(answered, version)
+        planned = schedule.planned(answered)
+        done = schedule.steps(answered, version)
         stragglers += int((done < planned).sum())
     return stragglers
