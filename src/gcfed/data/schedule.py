@@ -99,11 +99,10 @@ class Schedule:
         enough = 1 if self.late else self.sampler.per_round
         self.clock.require_enough(self.num_clients, enough, self.seed)
 
-    def expect_bytes(self, size: int) -> None:
-        """Expects messages of the model's size in bytes, as long as there was no round."""
-        if self.download_bytes == 0:
-            self.download_bytes = float(size)
-            self.upload_bytes = float(size)
+    def expect_bytes(self, download: int, upload: int) -> None:
+        """Expects a client's messages of these sizes in bytes from the next turn on."""
+        self.download_bytes = float(download)
+        self.upload_bytes = float(upload)
 
     # -------------------------------------------------------------------------------------- turns
     def turn(self, round_index: int) -> Turn:

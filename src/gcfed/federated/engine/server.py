@@ -136,8 +136,7 @@ class Server:
         """Keeps what later rounds depend on: states, losses, and the sizes of messages."""
         self._remember_states(received)
         self.schedule.learn(received.losses, received.index)
-        self.schedule.download_bytes = float(download.nbytes)
-        self.schedule.upload_bytes = float(expected.nbytes)
+        self.schedule.expect_bytes(download.nbytes, expected.nbytes)
 
     def _remember_states(self, received: Received) -> None:
         """Keeps the versions of the states that all processes have written.
