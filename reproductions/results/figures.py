@@ -22,6 +22,7 @@ from gcfed.folders.measures import smooth  # noqa: E402
 from gcfed.plots.style import BLUE, GREEN, GREY, PURPLE, VERMILION, looks, save, styled  # noqa: E402
 from reproductions.results import (  # noqa: E402
     borderlines,
+    group_norm,
     late_updates,
     nearly_uniform,
     printed,
@@ -150,6 +151,12 @@ def borderlines_of(figure: Figure) -> None:
         for lam, color in zip(borderlines.LAMBDAS, colors, strict=True)
     }
     compared(figure, "gcfed-lambda", borderlines.PLAN, look)
+
+
+def resnet18(figure: Figure) -> None:
+    compared(figure, "resnet18-groupnorm", group_norm.PLAN, looks(group_norm.METHODS))
+    (axes,) = figure.axes
+    axes.legend(loc="upper left")  # FedAvg's curve stays at the bottom
 
 
 def vgg11(figure: Figure) -> None:
@@ -296,6 +303,7 @@ if __name__ == "__main__":
         "gcfed_table5_clipped": (clipped, 8, 3.4),
         "gcfed_table4": (table4, 8, 3.4),
         "gcfed_lambda": (borderlines_of, 8, 3.4),
+        "resnet18_groupnorm": (resnet18, 8, 3.4),
         "robust": (robust, 12, 2.8),
         "ssf": (ssf, 7, 3.4),
         "tinyimagenet_vgg11": (vgg11, 7, 3),

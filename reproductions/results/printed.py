@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
 from reproductions.results import (  # noqa: E402
     borderlines,
+    group_norm,
     late_updates,
     nearly_uniform,
     repeated,
@@ -239,6 +240,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("gcfed-table5", "clipped rounds"): clipped_rounds,
     ("coherence", "agreement"): agreement,
     ("every-method", "digits"): digits,
+    ("resnet18-groupnorm", "by round"): group_norm.by_round,
+    ("resnet18-groupnorm", "predictions"): group_norm.predictions,
     ("late-updates", "equal uploads"): late_updates.at_equal_uploads,
     ("late-updates", "equal time"): late_updates.at_equal_time,
     ("late-updates", "comparisons"): late_updates.comparisons,
