@@ -109,7 +109,7 @@ class ClientProgram:
 
     @cached_property
     def edits_uploads(self) -> bool:
-        """Whether a part may change what clients send. It may clip what is too large."""
+        """Whether a part may change what clients send."""
         return any(part.overrides("send") for part in self.parts)
 
     @cached_property
@@ -214,8 +214,8 @@ class ClientRound:
         seed_generators(program.module.device, drawn.seed)
         program.module.lent_network.begin_anew(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
-        beginning = StackStart(self.download.model, drawn.clients, sizes, drawn.plan.steps)
-        return program.memory.begin(beginning, drawn.plan, program.recordable, program.reads)
+        start = StackStart(self.download.model, drawn.clients, sizes, drawn.plan.steps)
+        return program.memory.begin(start, drawn.plan, program.recordable, program.reads)
 
     def _prepare(self, training: LocalTraining) -> dict[ClientPart, ClientStates]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""
@@ -273,14 +273,14 @@ class ClientRound:
         """Makes the uploads of a stack, before parts add to them."""
         program = self.program
         delta = stack.delta()
+        # A part that edits uploads may still clip what is too large.
+        limit = inf if program.edits_uploads else limit_of(program.aggregator)
         return Upload(
             clients=stack.clients,
             num_samples=stack.num_samples,
             num_steps=stack.num_steps,
             delta=delta,
-            finite=finite_clients(
-                delta, inf if program.edits_uploads else limit_of(program.aggregator)
-            ),
+            finite=finite_clients(delta, limit),
             round=self.download.round,
             loss=loss_K,
             num_seen=num_seen,

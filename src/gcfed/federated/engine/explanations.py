@@ -71,7 +71,7 @@ class Explanations:
         return name in module.travels and name not in self.setup.names
 
     def _advice(self) -> str:
-        """The end of a warning of clients that do not count: how to have fewer.
+        """The end of the warning about clients that do not count: what helps.
 
         It depends on what all processes have explained. Nothing is explained on a GPU, or if
         only NaN was sent.

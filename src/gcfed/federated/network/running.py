@@ -67,7 +67,7 @@ class LoneClient:
 
 
 class SideBySide:
-    """Runs the first n clients by ``torch.func.vmap`` over the network. It keeps its own tensors.
+    """Runs the first n clients by ``torch.func.vmap``. The network keeps its own tensors.
 
     Attributes:
         leaves: the trained tensors, ``[n, *shape]``, in the clients' memory.

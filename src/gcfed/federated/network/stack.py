@@ -20,6 +20,7 @@ from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Batch, Task
+from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
 
 
@@ -28,13 +29,13 @@ class StackStart:
     """K clients that begin to train.
 
     Attributes:
-        start: the broadcast model, name → ``[*shape]``, with the tensors that travel
+        model: the broadcast model, name → ``[*shape]``, with the tensors that travel
             (:func:`travelling`).
         clients: their ids, ``[K]``, sorted by the number of local steps, most first.
         num_samples, num_steps: of each client, ``[K]``.
     """
 
-    start: Params
+    model: Params
     clients: np.ndarray
     num_samples: np.ndarray
     num_steps: np.ndarray
@@ -54,7 +55,7 @@ class ClientStack:
     Args:
         net: the global network. It has the client's tensors while a single client trains, until
             :meth:`end`.
-        beginning: the clients, and the model from which they train.
+        start: the clients, and the model from which they train.
         reads: what the forward pass also returns: ``features``, ``stages`` (see ``Tap``).
         task: the meaning of the labels.
         lent_network: the network as :class:`LentNetwork`; made here if not given.
@@ -72,7 +73,7 @@ class ClientStack:
     def __init__(
         self,
         net: nn.Module,
-        beginning: StackStart,
+        start: StackStart,
         *,
         reads: Set[str] = frozenset(),
         task: Task = CLASSIFICATION,
@@ -84,22 +85,22 @@ class ClientStack:
         self._tap = Tap(net, "features" in reads, "stages" in reads)
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
-        on_gpu = next(iter(beginning.start.values())).is_cuda
+        on_gpu = device_of(start.model).type == "cuda"
         self._can_lend = not (on_gpu and is_recurrent(net))
-        self._tensors = ClientTensors(self.lent_network, beginning.start, len(beginning.clients))
+        self._tensors = ClientTensors(self.lent_network, start.model, len(start.clients))
         self.full = self._tensors.full
-        self.load(beginning)
+        self.load(start)
 
-    def load(self, beginning: StackStart) -> None:
+    def load(self, start: StackStart) -> None:
         """K clients begin in this stack's memory, after the end of the last ones (:meth:`end`)."""
-        self.clients = beginning.clients
-        self.num_samples = beginning.num_samples
-        self.num_steps = beginning.num_steps
-        self.start = dict(beginning.start)
+        self.clients = start.clients
+        self.num_samples = start.num_samples
+        self.num_steps = start.num_steps
+        self.start = dict(start.model)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
-        self._tensors.load(beginning.start)
-        self._activate(len(beginning.clients))
+        self._tensors.load(start.model)
+        self._activate(len(start.clients))
 
     def count_from_full(self) -> None:
         """Copies floats of ``full`` into the integer buffers that they stand for."""

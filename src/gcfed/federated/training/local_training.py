@@ -29,12 +29,12 @@ class LocalTraining:
         self._losses: list[Tensor] = []
         self._labels: list[Tensor] = []
 
-    def restart(self, beginning: StackStart, plan: BatchPlan) -> None:
+    def restart(self, start: StackStart, plan: BatchPlan) -> None:
         """Begins with the next K clients in the memory of the last ones, in the state before the
         first step.
         """
         old = list(self.stack.leaves.values())
-        self.stack.load(beginning)
+        self.stack.load(start)
         self._give_leaves(old)
         self._reset(plan)
 

@@ -36,7 +36,7 @@ from gcfed.optim.partial import is_recordable_optimizer, probe_optimizer, starts
 SMALL = 1 << 20  # entries of a model for which memory is reused on a CPU
 #: Most cohorts are split into stacks of one size and a smaller one.
 STACK_SIZES = 2
-Shape = tuple[int, frozenset[str]]  # K and ``reads``: stacks that can use the same memory agree
+StackKey = tuple[int, frozenset[str]]  # K and ``reads``: stacks that can use the same memory agree
 
 
 class TrainingMemory:
@@ -54,10 +54,10 @@ class TrainingMemory:
         is_rate_in_memory = not solver.rate_changes or bool(optimizer.defaults.get("fused"))
         self._can_restart = starts_at_zero(optimizer) and is_rate_in_memory
         self._reuses_unrecorded = False  # whether memory is reused on a CPU in this round
-        self._task_weight = 1.0  # of this round; recordings hold it as a number
+        self._task_weight = 1.0  # this round's; recordings hold it as a number
         self._recorders: dict[int, Recorder] = {}  # stream → its recorder
         # recorder (None: not recorded) → the local training that a next stack can restart
-        self._reusable: defaultdict[Recorder | None, dict[Shape, LocalTraining]]
+        self._reusable: defaultdict[Recorder | None, dict[StackKey, LocalTraining]]
         self._reusable = defaultdict(dict)
 
     def begin_round(self, model: Params, task_weight: float) -> None:
@@ -79,7 +79,7 @@ class TrainingMemory:
 
     def begin(
         self,
-        beginning: StackStart,
+        start: StackStart,
         plan: BatchPlan,
         recordable: Recordable,
         reads: frozenset[str],
@@ -97,17 +97,17 @@ class TrainingMemory:
             plan = self._recorded_plan(plan, recordable)
         is_kept = recorder is not None or self._reuses_unrecorded
         if not (is_kept and recordable == "run" and self._can_restart):
-            return self._new(beginning, plan, reads, recorder)
+            return self._new(start, plan, reads, recorder)
         reusable = self._reusable[recorder]
-        key = len(beginning.clients), reads
+        key = len(start.clients), reads
         training = reusable.pop(key, None)
         if training is not None and training.stack.fits_network():
-            training.restart(beginning, plan)
+            training.restart(start, plan)
         else:
             if len(reusable) == STACK_SIZES:  # the new stack needs the memory of older ones
                 oldest = next(iter(reusable))
                 del reusable[oldest]
-            training = self._new(beginning, plan, reads, recorder, is_reused=True)
+            training = self._new(start, plan, reads, recorder, is_reused=True)
         reusable[key] = training
         return training
 
@@ -131,7 +131,7 @@ class TrainingMemory:
 
     def _new(
         self,
-        beginning: StackStart,
+        start: StackStart,
         plan: BatchPlan,
         reads: frozenset[str],
         recorder: Recorder | None,
@@ -141,11 +141,11 @@ class TrainingMemory:
         module = self.module
         if recorder is not None and is_reused:
             # the stack gets the models of later rounds in the same memory
-            start = {name: t.clone() for name, t in beginning.start.items()}
-            beginning = replace(beginning, start=start)
+            model = {name: t.clone() for name, t in start.model.items()}
+            start = replace(start, model=model)
         stack = ClientStack(
             module.net,
-            beginning,
+            start,
             reads=reads,
             task=module.task,
             lent_network=module.lent_network,

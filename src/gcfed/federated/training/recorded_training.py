@@ -71,10 +71,10 @@ class RecordedTraining(LocalTraining):
         self._num_training = (plan.counts > 0).sum(0).tolist()
         self._done_rows = []
 
-    def restart(self, beginning: StackStart, plan: BatchPlan) -> None:
-        start = self.stack.start  # the recordings read this memory
-        torch._foreach_copy_(list(start.values()), [beginning.start[name] for name in start])
-        super().restart(replace(beginning, start=start), plan)
+    def restart(self, start: StackStart, plan: BatchPlan) -> None:
+        model = self.stack.start  # the recordings read this memory
+        torch._foreach_copy_(list(model.values()), [start.model[name] for name in model])
+        super().restart(replace(start, model=model), plan)
 
     def _reset(self, plan: BatchPlan) -> None:
         cleared = [self._number, *self._loss_tables]
