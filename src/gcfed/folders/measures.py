@@ -223,7 +223,7 @@ def measure_of(column: str, rounds: Iterable[int]) -> str:
     """The measure of a column by which runs of so many rounds are compared: ``last10:`` or
     ``final:``.
     """
-    return f"last10:{column}" if window_of(column, rounds) == WINDOW else f"final:{column}"
+    return measure_of_last(column, window_of(column, rounds))
 
 
 def window_of(column: str, rounds: Iterable[int]) -> int:
@@ -237,7 +237,7 @@ def measure_of_last(column: str, rounds: int) -> str:
     """The measure of a column's mean over the last ``rounds`` rounds: ``last10:test/acc``."""
     if rounds == 1:
         return f"final:{column}"
-    return f"last10:{column}" if rounds == 10 else f"mean:{column}[{rounds}]"
+    return f"last10:{column}" if rounds == WINDOW else f"mean:{column}[{rounds}]"
 
 
 def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:
