@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import AfterValidator, Field, TypeAdapter
+from pydantic import AfterValidator, TypeAdapter
 
-from gcfed.utils.checked import Count, Share, Whole, rule, validated
+from gcfed.utils.checked import Count, NonEmpty, Share, Whole, rule, validated
 from gcfed.utils.compose import suggestion
 from gcfed.utils.machine import in_sweep
 from gcfed.utils.refusal import Refusal, message_of
@@ -53,8 +53,6 @@ def _name_of_folder(name: str) -> str:
     return name
 
 
-PathText = Annotated[str, Field(min_length=1)]  # an empty one would be the working folder
-
 RANGES: dict[str, Any] = {
     "name": Annotated[str, AfterValidator(_name_of_folder)],
     "rounds": Count,
@@ -67,10 +65,10 @@ RANGES: dict[str, Any] = {
     "precision_matmul": Literal["high", "medium"] | None,
     "targets": Sequence[Share],
     "optimized_metric": str | None,
-    "ckpt_path": PathText | None,
-    "paths.data_dir": PathText,
-    "paths.log_dir": PathText,
-    "client_store.folder": PathText | None,
+    "ckpt_path": NonEmpty | None,
+    "paths.data_dir": NonEmpty,
+    "paths.log_dir": NonEmpty,
+    "client_store.folder": NonEmpty | None,
     "channels_last": bool,
     "extras.figures": bool,
     "participation.num_clients": Count | None,

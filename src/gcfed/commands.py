@@ -16,7 +16,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from gcfed.utils.stopped import Stopped, stop
 from gcfed.utils.streams import keep_streams
@@ -183,14 +183,12 @@ def _report(cfg: DictConfig) -> None:
     finished runs.
     """
     from omegaconf import OmegaConf
-    from pydantic import Field
 
     from gcfed.reporting import write_report
-    from gcfed.utils.checked import validated
+    from gcfed.utils.checked import NonEmpty, validated
 
-    text = Annotated[str, Field(min_length=1)]  # an empty path is the working folder
-    texts = text | Sequence[text] | None
-    kinds = {"roots": texts, "out": text, "measures": texts, "figures": bool}
+    texts = NonEmpty | Sequence[NonEmpty] | None
+    kinds = {"roots": texts, "out": NonEmpty, "measures": texts, "figures": bool}
     given: Any = OmegaConf.to_container(cfg, resolve=True)
     values = {key: validated(key, given[key], kind) for key, kind in kinds.items()}
     roots = values.pop("roots")

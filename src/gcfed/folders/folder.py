@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
@@ -151,24 +150,26 @@ def read_run(folder: Path) -> Run:
 
 def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
     """Raises Refusal if a value that a report reads is of another type."""
-    from gcfed.utils.checked import validated  # late: Hydra asks for folders at its start
+    from gcfed.utils.checked import rule, validated  # late: Hydra asks for folders at its start
 
     for key, kind in _types_in_config().items():
         validated(key, _value_at(config, key), kind)
     for key, kind in _types_in_summary().items():
         validated(f"{key} in {SUMMARY}", summary.get(key), kind)
+    finite = rule(float | None)
     for key in filter(is_summary_number, summary):
-        validated(f"{key} in {SUMMARY}", summary[key], _finite_number())
+        validated(f"{key} in {SUMMARY}", summary[key], finite)
 
 
 def _check_classes(leaves: Mapping[str, Any]) -> None:
     """Raises Refusal if the name of a class is no text."""
-    from gcfed.utils.checked import validated
+    from gcfed.utils.checked import rule, validated
 
+    text = rule(str)
     for key, value in leaves.items():
         section, is_class, below = key.partition("_target_")
-        if is_class:
-            validated(section + is_class, {below: value} if below else value, str)
+        if is_class:  # a key below _target_ shows that there are keys in place of a name
+            validated(section + is_class, {below: value} if below else value, text)
 
 
 @cache
@@ -202,16 +203,6 @@ def _types_in_summary() -> dict[str, TypeAdapter]:
     texts = dict.fromkeys(("data", "ended", "stopped", "version"), rule(str | None))
     column = Annotated[str, Field(pattern=COLUMN)]
     return {"rounds": rule(Whole | None), "result": rule(column | None), **texts}
-
-
-@cache
-def _finite_number() -> TypeAdapter:
-    from pydantic import Field
-
-    from gcfed.utils.checked import rule
-
-    largest = sys.float_info.max
-    return rule(Annotated[float, Field(ge=-largest, le=largest)] | None)
 
 
 def ending(

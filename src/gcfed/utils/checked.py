@@ -36,6 +36,7 @@ Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(ge=SMALLEST, le=1)]
 ShareBelow1 = Annotated[float, Field(ge=0, lt=1)]
 Inside = Annotated[float, Field(gt=0, lt=1)]
+NonEmpty = Annotated[str, Field(min_length=1)]  # an empty path would be the working folder
 Whole = Annotated[int, Field(ge=0, lt=2**63)]
 Count = Annotated[int, Field(ge=1, lt=2**63)]
 
