@@ -155,17 +155,17 @@ def _draw_bubbles(axes: Axes, label_counts: pd.DataFrame, diameter: float) -> No
     clients, classes = counts_NC.nonzero()
     sizes = area * counts_NC[clients, classes]
     axes.scatter(clients, classes, s=sizes, color=BLUE, alpha=0.85, linewidths=0)
-    ticked = _spaced(len(label_counts), 20)
+    ticked = _ticks(len(label_counts), 20)
     axes.set_xticks(ticked, label_counts.index[ticked].astype(str))
     if label_counts.columns.dtype == int:
         axes.yaxis.set_major_locator(MaxNLocator(nbins=20, integer=True))
     else:
-        ticked = _spaced(len(label_counts.columns), 30)
+        ticked = _ticks(len(label_counts.columns), 30)
         axes.set_yticks(ticked, label_counts.columns[ticked].str[:20])
 
 
-def _spaced(count: int, most: int) -> ndarray:
-    """At most ``most`` of the positions 0 … count − 1, evenly spaced."""
+def _ticks(count: int, most: int) -> ndarray:
+    """At most ``most`` of the positions 0 … count − 1, all at the same distance."""
     return np.arange(0, count, -(-count // most))
 
 
@@ -212,7 +212,7 @@ def _write_percentages(axes: Axes, counts_CC: ndarray, share_CC: ndarray) -> Non
 def _name_classes(axes: Axes, names: Sequence[str], num_classes: int) -> None:
     """Ticks on both axes with the names of at most 50 classes."""
     words = [name if len(name) <= 18 else f"{name[:17]}…" for name in names]
-    ticked = _spaced(num_classes, 50)
+    ticked = _ticks(num_classes, 50)
     labels = [words[index] for index in ticked]
     size = 9 if num_classes <= 25 else 6
     rotation = 90 if max(map(len, words)) > 3 else 0

@@ -126,9 +126,9 @@ def tune(
             tuned.jobs[folder] = job
         else:
             trials = root / "searches" / job.cell / TRIALS
-            tuned.lost[job.title] = f"no trial of its search has a value: see {trials}"
-            if not trials.is_file():
-                tuned.lost[job.title] = "its search has not begun"
+            has_begun = trials.is_file()
+            why = f"no trial of its search has a value: see {trials}"
+            tuned.lost[job.title] = why if has_begun else "its search has not begun"
     return tuned
 
 

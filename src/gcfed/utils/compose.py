@@ -100,7 +100,7 @@ def _without_shorthand(word: str) -> str:
 
 def _has_foreign_letters(value: str) -> bool:
     """Whether a value is a plain text with letters that Hydra's grammar knows only in quotes, such
-    as ``flöwers``. A list, a sweep and a function are none.
+    as ``flöwers``, and no list, sweep or function.
     """
     return not value.isascii() and re.fullmatch(r"[^'\"\[\]{}(),$=]+", value) is not None
 
@@ -137,7 +137,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         values = [override for override in parsed if _is_value(override)]
         chosen = [str(override.input_line) for override in parsed if override not in values]
-        cfg = _by_hydra(tuple(chosen))
+        cfg = _new_config(tuple(chosen))
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
@@ -182,7 +182,7 @@ def _is_value(override: Override) -> bool:
     return not is_file and not override.is_sweep_override()
 
 
-def _by_hydra(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
+def _new_config(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
     """A new config of a file with overrides.
 
     It is composed once, unless a user's own files take part, which may have changed.
@@ -326,7 +326,7 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
         behind = flags[flags.index(unknown[0]) + 1 :]
         if not value and behind and not behind[0].startswith("-"):
             value = behind[0]
-        known_keys = _keys_to_type(_by_hydra((), path))
+        known_keys = _keys_to_type(_new_config((), path))
         meant = suggestion(key.replace("-", "_"), known_keys, after=f"={value or '…'}")
         raise Refusal(f"{unknown[0]}: a setting has no dashes{meant}")
     for word in known.overrides:
@@ -345,7 +345,7 @@ def _instead_of(word: str, before: str, path: Path) -> str:
     choices = _choosing(word)
     if choices:
         return f"did you mean {' or '.join(choices)}?"
-    meant = suggestion(word, _keys_to_type(_by_hydra((), path)), after="=…")
+    meant = suggestion(word, _keys_to_type(_new_config((), path)), after="=…")
     return f"a setting is written key=value, and --help shows all settings{meant}"
 
 

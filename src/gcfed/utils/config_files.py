@@ -62,8 +62,9 @@ class ConfigFiles:
             content: Any = OmegaConf.to_container(loaded.config)
             self._contents[path] = content
         tree = self._contents[path]
-        for key in reversed((default.package or "").split(".")):
-            tree = {key: tree} if key else tree
+        keys = default.package.split(".") if default.package else []
+        for key in reversed(keys):
+            tree = {key: tree}
         return tree
 
 
