@@ -198,7 +198,7 @@ def read_lines(path: Path) -> list[list[str]]:
 
 
 def options(group: str) -> list[str]:
-    """The choices of a group of configs."""
+    """The choices of a group of configs. base.yaml is a part of other files and no choice."""
     stems = {path.stem for path in (CONFIGS / group).glob("*.yaml")}
     return sorted(stems - {"base"})
 

@@ -5,6 +5,7 @@ import random
 import numpy as np
 import pytest
 import torch
+from conftest import options
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
@@ -20,14 +21,6 @@ from gcfed.optim.partial import probe_optimizer
 from gcfed.utils.compose import GROUPS, composed
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import CONFIGS, ROOT, VERSION_BASE
-
-
-def options(group):
-    """The options of a config group. client/base.yaml is a part of other files and no option."""
-    return sorted(
-        path.stem for path in (ROOT / "configs" / group).glob("*.yaml") if path.stem != "base"
-    )
-
 
 # Data sets that no experiment uses, and the options that they need instead of the defaults.
 OWN = ["model=cnn", "data.num_classes=3", "data.input_shape=[1,8,8]"]
