@@ -18,7 +18,7 @@ def by_round(runs: Runs) -> Cells:
     return cells
 
 
-def outcomes(found: dict[str, float]) -> dict[str, Verdict]:
+def verdicts(found: dict[str, float]) -> dict[str, Verdict]:
     """The five predictions of the plan, from the accuracies of the four methods in percent."""
     leads = {method: less(found, method, "FedAvg") for method in CENTRALIZED}
     better = max(("Local GC", "Global GC"), key=lambda method: found[method])
@@ -34,5 +34,5 @@ def outcomes(found: dict[str, float]) -> dict[str, Verdict]:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = outcomes(PLAN.accuracies(runs))
-    return {(name,): [None, *outcome.row()] for name, outcome in found.items()}
+    found = verdicts(PLAN.accuracies(runs))
+    return {(name,): [None, *verdict.row()] for name, verdict in found.items()}

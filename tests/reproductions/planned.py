@@ -1,6 +1,14 @@
 """What a planned comparison shows, computed without the functions of the pages."""
 
+from collections.abc import Mapping
+
+from reproductions.results.cells import Verdict
 from reproductions.stored import stored_runs
+
+
+def letters(verdicts: Mapping[str, Verdict]) -> str:
+    """A letter for each prediction: h if it holds, else f."""
+    return "".join("h" if verdict.holds else "f" for verdict in verdicts.values())
 
 
 def seen(page, overrides, rounds, count):

@@ -2,11 +2,11 @@
 
 import pytest
 from matplotlib.figure import Figure
-from planned import seen
+from planned import letters, seen
 
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import figures, group_norm
-from reproductions.results.group_norm import METHODS, outcomes
+from reproductions.results.group_norm import METHODS, verdicts
 from reproductions.stored import stored_runs
 
 FULFILLED = {"FedAvg": 30.0, "Local GC": 33.0, "Global GC": 32.0, "GC-Fed": 34.0}
@@ -28,8 +28,7 @@ PAGE = ROOT / "reproductions/results/resnet18-groupnorm.md"
     ],
 )
 def test_each_prediction_can_fail_alone_and_its_border_belongs_to_it(changed, expected):
-    found = outcomes(FULFILLED | changed)
-    assert "".join("h" if outcome.holds else "f" for outcome in found.values()) == expected
+    assert letters(verdicts(FULFILLED | changed)) == expected
 
 
 def test_the_page_says_what_the_stored_runs_have():
