@@ -1,7 +1,7 @@
 """Locks between processes: one run trains in a folder at a time.
 
-The ``filelock`` package does not name the holder and leaves its files. Without locks in the file
-system, the file of a killed process would lock for ever.
+The ``filelock`` package does not name the holder, and leaves its files. On a file system without
+locks it uses the mere existence of a file, so that a killed process would lock for ever.
 """
 
 from __future__ import annotations

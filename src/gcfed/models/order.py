@@ -61,10 +61,10 @@ class ForwardOrder:
         unused: parameters that the pass does not use. Their place is that of the parameter declared
             before.
         names: all parameters in order.
-        added: parameters of two or more axes that multiply no input, such as class tokens and
-            positions, added or looked up, also if other parameters scale them. Also those ``[1,
-            …]`` that scale activations entry by entry, are the input of a layer, or are repeated
-            over the outputs of a weight, such as the scales of ``weight_norm(dim=1)``.
+        added: parameters of two or more axes that are no weights of a layer. Most are added or
+            looked up, such as class tokens and positions. They may be scaled before. Others are
+            ``[1, …]``: they scale activations entry by entry, are the input of a layer, or scale
+            all outputs of a weight alike, as those of ``weight_norm(dim=1)`` do.
         groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
         matrices: parameters that are matrices of a layer's outputs and inputs: of convolutions,
@@ -93,7 +93,7 @@ class ForwardOrder:
         self._data: set[int] = set()  # memory that depends on the input
         # memory that depends on parameters alone → which
         self._made: dict[int, set[str]] = defaultdict(set)
-        # the same memory → those of them that it only has in repeated rows
+        # the same memory → those of them whose entries it only has repeated
         self._repeated: dict[int, set[str]] = defaultdict(set)
         self._alive: list[Tensor] = []  # keeps memory from being used twice
         names = {id(parameter): name for name, parameter in self.params.items()}
@@ -232,7 +232,7 @@ class ForwardOrder:
             written += inputs[:1]
         meets_data = any(_memory(t) in self._data for t in inputs)
         sources: dict[str, Tensor] = {}  # parameters from which inputs were computed → these inputs
-        whole: set[str] = set()  # those that an input has other than in repeated rows
+        whole: set[str] = set()  # those of them that some input does not repeat
         for t in inputs:
             if _memory(t) in self._data:
                 continue
@@ -246,7 +246,8 @@ class ForwardOrder:
             for name, t in sources.items():
                 if not self._multiplies(func, args, name, t):
                     continue
-                if name in whole or len(self.params[name]) > 1:
+                scales_all_outputs = len(self.params[name]) == 1 and name not in whole
+                if not scales_all_outputs:
                     weights[name] = t
         self._note_weights(func, args, weights, meets_data)
         if meets_data:
@@ -390,8 +391,8 @@ def _kind(func: Any) -> str:
 
 
 def _repeats(func: Any, t: Tensor, results: Sequence[Tensor]) -> bool:
-    """Whether an operation repeats the entries of an input, as a scale over the rows of a
-    weight.
+    """Whether an operation repeats the entries of an input, as it repeats ``[1, in]`` for each row
+    of a weight ``[out, in]``.
     """
     if _kind(func) in PRODUCTS | JOINS:
         return False
