@@ -111,7 +111,17 @@ def test_a_difference_to_a_baseline_is_paired_by_seed(tmp_path):
     row = table.loc["x", ["difference", "from", "to"]]
     assert row.tolist() == pytest.approx([15, 15 - half, 15 + half], abs=0.005)
     assert table.loc["y", "difference"] == 0
+    assert "pairs" not in table
     assert "difference" not in Comparison(frame, folders).table()
+
+
+def test_a_table_counts_the_pairs_if_a_seed_has_no_difference(tmp_path):
+    found = compared(tmp_path, x=("test/acc", {}), y=("test/acc", {}))
+    del found.folders["y", 2]
+    found.frame = found.frame.drop(("y", 2))
+    table = found.table("test/acc", baseline="y")
+    assert table["seeds"].to_dict() == {"x": 2, "y": 1}
+    assert table["pairs"].to_dict() == {"x": 1, "y": 1}
 
 
 def test_a_table_with_differences_fits_a_terminal(tmp_path, monkeypatch):

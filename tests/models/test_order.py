@@ -243,13 +243,16 @@ def test_scaled_positions_are_no_weights(scaled_positions):
 
 
 class Scales(nn.Module):
-    """A parametrization: a weight times learned scales."""
+    """A parametrization: a weight times learned scales, also if they are expanded first."""
 
-    def __init__(self, *shape):
+    def __init__(self, *shape, expands=False):
         super().__init__()
         self.scales = nn.Parameter(torch.ones(shape))
+        self.expands = expands
 
     def forward(self, weight):
+        if self.expands:
+            return weight * self.scales.expand_as(weight)
         return weight * self.scales
 
 
@@ -264,8 +267,8 @@ class JoinedRows(nn.Module):
         return F.linear(x, torch.cat([head.weight for head in self.heads]))
 
 
-def scaled(layer, *shape):
-    parametrize.register_parametrization(layer, "weight", Scales(*shape))
+def scaled(layer, *shape, expands=False):
+    parametrize.register_parametrization(layer, "weight", Scales(*shape, expands=expands))
     return layer
 
 
@@ -282,6 +285,7 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
         (parametrizations.weight_norm(nn.Embedding(7, 8), dim=1), TOKENS, True),
         (parametrizations.weight_norm(nn.ConvTranspose1d(2, 5, 2), dim=1), X.view(2, 2, 4), True),
         (scaled(nn.Linear(8, 5), 1, 8), X, True),
+        (scaled(nn.Linear(8, 5), 1, 8, expands=True), X, True),
         (scaled(nn.Conv1d(2, 5, 3), 1, 1, 3), X.view(2, 2, 4), True),
         (parametrizations.spectral_norm(nn.Linear(8, 1)), X, False),
         (parametrizations.orthogonal(nn.Linear(8, 5)), X, False),
