@@ -314,7 +314,7 @@ def test_a_comparison_has_the_numbers_of_the_report(tmp_path, rounds, named, res
     runs = [read_run(folder) for folder in folders.values()]
     measure = measure_of(column, [run.rounds for run in runs])
     mean = np.mean([value(run, measure) for run in runs])
-    scale = scale_of(measure, mean)
+    scale = scale_of(measure, [mean])
     assert table["mean"]["a"] == pytest.approx(scale.factor * mean, abs=0.5001 * 0.1**scale.digits)
     assert table.columns.name.split()[0] == measure
     assert measure.startswith("last10:") == ("acc" in column and rounds == 30)

@@ -144,6 +144,8 @@ def test_a_table_has_the_unit_and_digits_of_the_report(tmp_path):
     assert found.table("comm/up_bytes").loc["A", "mean"] == 3.185  # of 2.123456 and 4.246912
     assert found.table("test/loss", rounds=2).columns.name == "mean:test/loss[2]"
     assert found.table("test/loss").loc["A", "mean"] == 0.01852
+    found = compared(tmp_path / "ten", A=("test/acc", {"test/loss": 6.12345}))
+    assert found.table("test/loss").loc["A", "mean"] == 9.185  # one run is above ten
 
 
 def test_an_unknown_baseline_and_one_that_is_left_out_are_refused(tmp_path):

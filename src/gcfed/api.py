@@ -344,7 +344,7 @@ class Comparison:
             why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
             raise Refusal(f"baseline={baseline}: {why}.")
         measure = measure_of_last(column, rounds)
-        scale = scale_of(measure, max(numbers.abs().max() for numbers in numbers_of.values()))
+        scale = scale_of(measure, [numbers.mean() for numbers in numbers_of.values()])
         rows: dict[Name, dict[str, float]] = {}
         pairs = []
         for method, numbers in numbers_of.items():

@@ -100,10 +100,19 @@ def width(latex):
 
 
 def test_a_number_that_rounds_to_nothing_has_no_sign_of_its_own():
-    scale = scale_of("test/acc")
+    scale = scale_of("test/acc", [])
     texts = [scale.text(gap, "+") for gap in (-0.00001, 0.00001, -0.01, inf)]
     assert texts == ["+0.00", "+0.00", "−1.00", "+inf"]
     assert scale.text(-0.00001) == "0.00"
+
+
+def test_a_method_that_diverged_leaves_the_others_their_digits():
+    found = [*runs((inf, inf, inf), **LOCAL), *runs((0.0031, 0.0032, 0.0033))]
+    for run in found:
+        run.metrics["test/loss"] = run.metrics.pop("test/acc")
+    scale = of(found).scale
+    assert scale.title == "test loss"
+    assert scale.digits == scale_of("test/loss", [0.0032]).digits == 6
 
 
 def test_tables_for_papers_fit_one_column_of_two():

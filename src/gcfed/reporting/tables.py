@@ -96,10 +96,10 @@ def measured(verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> p
         if measure == verdict.measure:
             for method in verdict.not_compared:
                 numbers_of[method] = numbers_of[method][:0]
-        means = [abs(numbers.mean()) for numbers in numbers_of.values() if len(numbers)]
+        means = [numbers.mean() for numbers in numbers_of.values() if len(numbers)]
         if not means:
             continue
-        scale = scale_of(measure, max(means))
+        scale = scale_of(measure, means)
         missed = _missed(rows, measure)
         cells = []
         for method, numbers in numbers_of.items():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,12 +38,13 @@ class Scale:
         return f"{rounded:{sign},.{self.digits}f}".replace("-", "−")
 
 
-def scale_of(measure: str, largest: float = 1.0) -> Scale:
-    """``largest`` is the largest number, in the run's own unit.
+def scale_of(measure: str, means: Iterable[float]) -> Scale:
+    """The scale of a measure whose methods have these means, in the run's own unit.
 
-    Errors and bytes show four digits of it.
+    Errors and bytes show four digits of the largest mean that is finite.
     """
     asked = parse(measure)
+    largest = max((abs(mean) for mean in means if math.isfinite(mean)), default=0.0)
     if asked.is_to_target:
         digits = 2 if asked.statistic == "seconds" and largest < 100 else 0
         return Scale(asked.title, "", 1.0, digits)
@@ -51,9 +52,9 @@ def scale_of(measure: str, largest: float = 1.0) -> Scale:
         return Scale(asked.title, "%", 100.0, 2)
     unit = "MB" if asked.column.endswith("_bytes") else ""
     factor = 1e-6 if unit else 1.0
-    size = abs(factor * largest)
+    size = factor * largest
     digits = 2
-    if 0 < size < math.inf:
+    if size > 0:
         digits = min(9, max(0, 3 - math.floor(math.log10(size))))
     return Scale(asked.title, unit, factor, digits)
 
@@ -208,7 +209,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     columns = ["method", "n", "mean", "std", "difference", "low", "high"]
     table = pd.DataFrame(lines, columns=columns).set_index("method")
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
-    scale = scale_of(measure, table["mean"].abs().max())
+    scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
         scale,
