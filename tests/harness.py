@@ -1,12 +1,14 @@
 """Small runs through the real loop, and the objects that tests of its parts need."""
 
 import re
+import threading
 from copy import copy
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.plugins.environments import LightningEnvironment
@@ -20,7 +22,10 @@ from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.engine.wire import Wire
+from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.stack import ClientStack, StackStart
+from gcfed.federated.parallel import sums as sums_module
 from gcfed.federated.parallel.strategy import CohortStrategy
 from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, parts_of
 from gcfed.federated.protocol.checks import finite_clients
@@ -339,6 +344,43 @@ def train_rounds(
     if saved_to is not None:
         trainer.save_checkpoint(saved_to)
     return weights(net)
+
+
+def stack_of(net, k=1, **how):
+    """A stack of the clients 0 … K − 1, with one step each."""
+    ones = np.ones(k)
+    return ClientStack(net, StackStart(broadcast_state(net), np.arange(k), ones, ones), **how)
+
+
+def of_first_process(calls):
+    """What the first of these calls returns.
+
+    Each call runs in a thread, as in a process of its own, and the threads exchange their sums.
+    """
+    barrier = threading.Barrier(len(calls), timeout=60)
+    sent = [None] * len(calls)
+    returned = {}
+    process = threading.local()
+
+    def sum_over_threads(own):
+        sent[process.rank] = own
+        barrier.wait()
+        totals = [sum(addends) for addends in zip(*sent, strict=True)]
+        barrier.wait()
+        return totals
+
+    def run(rank):
+        process.rank = rank
+        returned[rank] = calls[rank]()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(calls))]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sums_module, "sum_over_processes", sum_over_threads)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return returned[0]
 
 
 def make_upload(delta, sizes, finite=None):

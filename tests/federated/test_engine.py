@@ -19,6 +19,7 @@ from harness import (
     plan_of,
     random_federation,
     sgd,
+    stack_of,
     train_rounds,
     weights,
 )
@@ -26,7 +27,6 @@ from torch import nn
 
 from gcfed.federated.engine.loop import refuse_changes
 from gcfed.federated.network.lent_network import broadcast_state
-from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
@@ -37,13 +37,6 @@ from gcfed.utils.refusal import Refusal
 
 def solver(**kwargs):
     return sgd(momentum=0.9, weight_decay=1e-3, **kwargs)
-
-
-def stack_of(net, k=1, **how):
-    """A stack of the clients 0 … K − 1, with one step each."""
-    return ClientStack(
-        net, StackStart(broadcast_state(net), np.arange(k), np.ones(k), np.ones(k)), **how
-    )
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from harness import (
     make_round,
     make_setup,
     make_upload,
+    of_first_process,
     random_federation,
     sgd,
     train_rounds,
@@ -41,33 +42,6 @@ class OnGPU(torch.Tensor):
 
     is_cuda = True
     device = torch.device("cuda")
-
-
-def sent_by(sums, monkeypatch):
-    """What a process sends in each exchange of its sums."""
-    sent = []
-
-    def send(own):
-        sent.append([t.clone() for t in own])
-        return own
-
-    monkeypatch.setattr(sums_module, "sum_over_processes", send)
-    sums.mean()
-    return sent
-
-
-def mean_over(processes, monkeypatch):
-    """The mean that the first of these processes computes from the sums of all."""
-    others = [iter(sent_by(sums, monkeypatch)) for sums in processes[1:]]
-
-    def total(own):
-        totals = list(own)
-        for sent in others:
-            totals = [one + other for one, other in zip(totals, next(sent), strict=True)]
-        return totals
-
-    monkeypatch.setattr(sums_module, "sum_over_processes", total)
-    return processes[0].mean()
 
 
 @pytest.mark.parametrize("kind", [torch.Tensor, OnGPU])
@@ -109,7 +83,7 @@ def test_all_orders_and_splits_equal_the_sum_of_rounded_terms_bit_for_bit(
             each[int(rows[0]) % processes].add(
                 {n: t[rows] for n, t in values.items()}, weights[rows].as_subclass(kind)
             )
-        found = mean_over(each, monkeypatch)
+        found = of_first_process([sums.mean for sums in each])
         for name, t in like.items():
             assert torch.equal(found[name], expected[name]), name
             assert found[name].stride() == t.stride()

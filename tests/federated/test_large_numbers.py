@@ -2,7 +2,6 @@
 named.
 """
 
-import threading
 from dataclasses import replace
 from fractions import Fraction
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from harness import (
     make_round,
     make_setup,
     make_upload,
+    of_first_process,
     random_federation,
     sgd,
     train_rounds,
@@ -26,7 +26,6 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
 from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.engine.explanations import Explanations
-from gcfed.federated.parallel import sums as sums_module
 from gcfed.federated.parallel.sums import Sums
 from gcfed.methods.upload.clip_update import ClipUpdate
 
@@ -47,7 +46,8 @@ def test_terms_of_27_magnitudes_have_one_sum_in_every_order_on_one_and_two_proce
         for sums, rows in zip(each, halves, strict=True):
             for row in rows:
                 sums.add({"w": values[row : row + 1]}, torch.ones(1, dtype=torch.float64))
-        found.append(together(each)["w"])
+        totals, _ = of_first_process([sums.total for sums in each])
+        found.append(totals["w"])
     assert all(torch.equal(found[0], other) for other in found[1:])
     step = Fraction(1, 2**40 if narrow else 2**60)
     for column, total in zip(values.T.tolist(), found[0].tolist(), strict=True):
@@ -55,39 +55,11 @@ def test_terms_of_27_magnitudes_have_one_sum_in_every_order_on_one_and_two_proce
         assert abs(Fraction(total) - exact) <= len(SIZES) * step + abs(exact) * Fraction(1, 2**52)
 
 
-def together(each):
-    """The sums over these processes, here threads, which exchange each message."""
-    barrier = threading.Barrier(len(each))
-    sent = [None] * len(each)
-    found = [None] * len(each)
-    rank = threading.local()
-
-    def sum_over_threads(own):
-        sent[rank.number] = own
-        barrier.wait()
-        total = [sum(parts) for parts in zip(*sent, strict=True)]
-        barrier.wait()
-        return total
-
-    def process(i):
-        rank.number = i
-        found[i], _ = each[i].total()
-
-    threads = [threading.Thread(target=process, args=(i,)) for i in range(len(each))]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sums_module, "sum_over_processes", sum_over_threads)
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(60)
-    return found[0]
-
-
-def mean_of_equal(mean, setup, largest, samples, **round):
+def mean_of_equal(mean, setup, largest, samples, **changes):
     """The mean of updates that are all ``largest``, from clients with these ``samples``."""
     mean.validate(setup)
     name = next(iter(mean.narrow))
-    round = replace(make_round({}), **round)
+    round = replace(make_round({}), **changes)
     sent = {name: torch.full((len(samples), 1), largest)}
     mean.add(make_upload(sent, samples), round)
     return mean.reduce(round, {name: torch.zeros(1)})[name].item()
@@ -177,6 +149,15 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
 
 
+def warning_of_large_inputs(caplog, world=1):
+    """The warning of a round in which the second of three clients has too large inputs."""
+    data = random_federation(sizes=(4, 12, 8), dtype=torch.float32)
+    data.x[data.clients[1]] *= 1e11
+    train_rounds(with_batch_norm().float(), data, rounds=1, cohort_of=3, world=world)
+    (warning,) = [text for text in caplog.messages if text.startswith("round 1:")]
+    return warning
+
+
 @pytest.mark.parametrize("world", [1, 2])
 def test_the_advice_is_that_of_the_process_that_trained_the_client(world, caplog):
     """The largest client has inputs in a unit that is too small. With two processes, the second
@@ -194,12 +175,3 @@ def test_without_an_explanation_the_advice_names_both_causes(caplog, monkeypatch
     assert "1 of 3 clients" in warning
     assert "Scale the inputs if their numbers are large; otherwise lower" in warning
     assert "client.optimizer.lr" in warning
-
-
-def warning_of_large_inputs(caplog, world=1):
-    """The warning of a round in which the second of three clients has too large inputs."""
-    data = random_federation(sizes=(4, 12, 8), dtype=torch.float32)
-    data.x[data.clients[1]] *= 1e11
-    train_rounds(with_batch_norm().float(), data, rounds=1, cohort_of=3, world=world)
-    (warning,) = [text for text in caplog.messages if text.startswith("round 1:")]
-    return warning

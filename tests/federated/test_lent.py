@@ -5,6 +5,7 @@ import gc
 import numpy as np
 import pytest
 import torch
+from harness import stack_of
 from torch import nn
 
 from gcfed.federated.network.lent_network import LentNetwork, broadcast_state, travelling
@@ -54,9 +55,8 @@ def test_a_forgotten_loan_ends_only_with_the_next_one():
 
 def test_a_changed_constant_is_found_when_a_client_of_a_stack_finishes():
     net = nn.Linear(4, 3)
-    two = np.ones(2)
     net.register_buffer("flag", torch.zeros(3, dtype=torch.bool))
-    stack = ClientStack(net, StackStart(broadcast_state(net), np.arange(2), two, two))
+    stack = stack_of(net, 2)
     net.flag.fill_(True)
     with pytest.raises(ValueError, match="forward changes flag in some steps only"):
         stack.shrink(1)

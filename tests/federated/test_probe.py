@@ -8,13 +8,13 @@ import pytest
 import torch
 import torch.nn.functional as F
 from conftest import refuses
+from harness import stack_of
 from safetensors.torch import save
 from torch import nn
 
-from gcfed.federated.network.lent_network import LentNetwork, Traits, broadcast_state
+from gcfed.federated.network.lent_network import LentNetwork, Traits
 from gcfed.federated.network.probing import closeness, stackable
 from gcfed.federated.network.probing.probe import probe
-from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.models.unchanged import unchanged
 from gcfed.tasks import CLASSIFICATION
 
@@ -234,11 +234,7 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
             return self.head(self.hidden(x).tanh())
 
     def train(net, steps=3):
-        stack = ClientStack(
-            net,
-            StackStart(broadcast_state(net), np.arange(1), np.ones(1), np.ones(1)),
-            lent_network=LentNetwork(net),
-        )
+        stack = stack_of(net, lent_network=LentNetwork(net))
         try:
             for _ in range(steps):
                 stack(X.unsqueeze(0).clone())
@@ -258,11 +254,7 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
 def test_a_teacher_that_would_read_the_students_weights_is_refused():
     net = Net()
     net.step = [lambda _, x, w=net.hidden.weight: w.sum()]
-    stack = ClientStack(
-        net,
-        StackStart(broadcast_state(net), np.arange(1), np.ones(1), np.ones(1)),
-        lent_network=LentNetwork(net, traits(net)),
-    )
+    stack = stack_of(net, lent_network=LentNetwork(net, traits(net)))
     with refuses("needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
     stack.lent_network.end()

@@ -5,14 +5,12 @@ A teacher is the plain network.
 
 import copy
 
-import numpy as np
 import pytest
 import torch
+from harness import stack_of
 from test_models import narrow_vgg
 from torch.func import functional_call, stack_module_state, vmap
 
-from gcfed.federated.network.lent_network import broadcast_state
-from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.network.tap import Tap
 from gcfed.models.cnn import CNN, CelebACNN
 from gcfed.models.lstm import CharLSTM
@@ -136,7 +134,7 @@ def test_a_teacher_equals_the_plain_network(name, k, shared):
     net = network(name).train()
     others = [net] * k if shared else [network(name, seed) for seed in range(1, 1 + k)]
     teachers = [copy.deepcopy(o).eval() for o in others]
-    stack = ClientStack(net, StackStart(broadcast_state(net), np.arange(k), np.ones(k), np.ones(k)))
+    stack = stack_of(net, k)
     with torch.no_grad():
         for leaf in stack.leaves.values():  # the clients' weights must not matter
             leaf.add_(1.0)
