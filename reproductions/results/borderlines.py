@@ -1,6 +1,15 @@
 """The cells of the tables of ``gcfed-lambda.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import Cells, Comparison, Runs, Verdict, less, number, signed
+from reproductions.results.cells import (
+    Cells,
+    Comparison,
+    Runs,
+    Verdict,
+    less,
+    number,
+    rows_of,
+    signed,
+)
 
 LAMBDAS = ("0", "0.25", "0.5", "0.75", "1")
 PLAN = Comparison({lam: [f"gc.lam={lam}"] for lam in LAMBDAS}, measured=50)
@@ -35,5 +44,4 @@ def verdicts(found: dict[str, float]) -> dict[str, Verdict]:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = verdicts(PLAN.accuracies(runs))
-    return {(name,): [None, *verdict.row()] for name, verdict in found.items()}
+    return rows_of(verdicts(PLAN.accuracies(runs)))

@@ -26,6 +26,16 @@ class Verdict(NamedTuple):
         return [self.seen, "holds" if self.holds else "fails"]
 
 
+def rows_of(verdicts: Mapping[str, Verdict], given: int = 1) -> Cells:
+    """The rows of a table of predictions, by the prediction's number.
+
+    Args:
+        given: number of cells between the number and the verdict, which the page itself has.
+    """
+    texts: list[str | None] = [None] * given
+    return {(name,): [*texts, *verdict.row()] for name, verdict in verdicts.items()}
+
+
 @dataclass(frozen=True)
 class Comparison:
     """The runs that a plan compares at the last round that all of them have.

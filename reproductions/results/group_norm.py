@@ -1,6 +1,15 @@
 """The cells of the tables of ``resnet18-groupnorm.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import Cells, Comparison, Runs, Verdict, less, number, signed
+from reproductions.results.cells import (
+    Cells,
+    Comparison,
+    Runs,
+    Verdict,
+    less,
+    number,
+    rows_of,
+    signed,
+)
 
 METHODS = {"FedAvg": "none", "Local GC": "local", "Global GC": "global", "GC-Fed": "gcfed"}
 PLAN = Comparison({method: [f"gc={gc}"] for method, gc in METHODS.items()}, measured=20, longest=60)
@@ -34,5 +43,4 @@ def verdicts(found: dict[str, float]) -> dict[str, Verdict]:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = verdicts(PLAN.accuracies(runs))
-    return {(name,): [None, *verdict.row()] for name, verdict in found.items()}
+    return rows_of(verdicts(PLAN.accuracies(runs)))

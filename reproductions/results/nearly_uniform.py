@@ -1,6 +1,15 @@
 """The cells of the tables of ``gcfed-table4.md``, and the verdicts of its plan."""
 
-from reproductions.results.cells import Cells, Comparison, Runs, Verdict, less, number, signed
+from reproductions.results.cells import (
+    Cells,
+    Comparison,
+    Runs,
+    Verdict,
+    less,
+    number,
+    rows_of,
+    signed,
+)
 
 #: The overrides of each method, and its accuracy in the paper after 800 rounds, in percent.
 METHODS = {
@@ -25,7 +34,7 @@ def by_round(runs: Runs) -> Cells:
         way = [number(PLAN.at(run, end)) for end in WAYPOINTS]
         row = [*way, number(ends[method]), None, number(paper), None]
         if method != "FedAvg":
-            row[-3] = signed(ends[method] - ends["FedAvg"])
+            row[-3] = signed(less(ends, method, "FedAvg"))
             row[-1] = signed(paper - METHODS["FedAvg"][2])
         cells[method,] = row
     return cells
@@ -49,5 +58,4 @@ def _listed(differences: dict[str, float]) -> str:
 
 
 def predictions(runs: Runs) -> Cells:
-    found = verdicts(PLAN.accuracies(runs))
-    return {(name,): [None, None, *verdict.row()] for name, verdict in found.items()}
+    return rows_of(verdicts(PLAN.accuracies(runs)), given=2)
