@@ -208,6 +208,19 @@ def refuses(sentence: str) -> AbstractContextManager[pytest.ExceptionInfo[Refusa
     return pytest.raises(Refusal, match=sentence)
 
 
+def calls_of(monkeypatch: pytest.MonkeyPatch, owner: object, name: str) -> list[str]:
+    """A list that gets the name of this function or method at each call, which is made as usual."""
+    calls: list[str] = []
+    usual = getattr(owner, name)
+
+    def noted(*args: object, **kwargs: object) -> object:
+        calls.append(name)
+        return usual(*args, **kwargs)
+
+    monkeypatch.setattr(owner, name, noted)
+    return calls
+
+
 def contents(folder: Path) -> dict[Path, bytes]:
     """The bytes of each file below a folder."""
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}

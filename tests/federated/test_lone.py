@@ -5,6 +5,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from conftest import calls_of
 from harness import ArrayData, Spy, make_net, random_federation, sgd, train_rounds
 from torch import nn
 
@@ -57,13 +58,8 @@ def regression():
 
 @pytest.fixture
 def taken(monkeypatch):
-    """Lists a 0 for each step whose gradients go to the optimizer's kernel directly."""
-    steps = []
-    own = ClientStack.gradients_of_one
-    monkeypatch.setattr(
-        ClientStack, "gradients_of_one", lambda *args: steps.append(0) or own(*args)
-    )
-    return steps
+    """Lists the steps whose gradients go to the optimizer's kernel directly."""
+    return calls_of(monkeypatch, ClientStack, "gradients_of_one")
 
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3)
@@ -162,11 +158,7 @@ class Reads(Spy):
 @pytest.mark.parametrize("methods", [[], [Reads()]])
 def test_stacks_of_a_round_use_one_memory(k, optimizer, methods, federation, monkeypatch):
     """With the same bits as in memory of their own. Five clients make stacks of two values of K."""
-    made = []
-    own = ClientStack.__init__
-    monkeypatch.setattr(
-        ClientStack, "__init__", lambda *args, **kw: made.append(0) or own(*args, **kw)
-    )
+    made = calls_of(monkeypatch, ClientStack, "__init__")
     ends = []
     numbers = []
     for small in (memory.SMALL, 0):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import refuses
+from conftest import calls_of, refuses
 from harness import stack_of
 from safetensors.torch import save
 from torch import nn
@@ -262,9 +262,7 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
 
 @pytest.mark.parametrize(("stack", "tried"), [("auto", False), (1, False), (2, True)])
 def test_a_stack_is_tried_out_only_where_clients_may_train_in_one(stack, tried, monkeypatch):
-    calls = []
-    vmap = stackable.vmap
-    monkeypatch.setattr(stackable, "vmap", lambda *args, **kw: calls.append(0) or vmap(*args, **kw))
+    calls = calls_of(monkeypatch, stackable, "vmap")
     net = Net()
     x = torch.randn(4, 6)
     probe(net, x, Y[:4], CLASSIFICATION, stack)

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from conftest import calls_of
 from harness import Spy, make_download, make_net, random_federation, sgd
 from lightning.pytorch import Callback
 from omegaconf import open_dict
@@ -233,23 +234,15 @@ EVEN = ("client.last_batch=wrap", "client.steps=4", "participation.per_round=4")
     ],
 )
 def test_later_stacks_replay_the_recordings_of_the_first(twice, monkeypatch, overrides, once):
-    recorded = []
-    record = Tape.record
-    monkeypatch.setattr(
-        Tape, "record", lambda tape, step: (recorded.append(0), record(tape, step))[1]
-    )
-    asked = []
-    most_steps = TrainingMemory._most_steps
-    monkeypatch.setattr(
-        TrainingMemory, "_most_steps", lambda *args: (asked.append(0), most_steps(*args))[1]
-    )
+    recordings = calls_of(monkeypatch, Tape, "record")
+    questions = calls_of(monkeypatch, TrainingMemory, "_most_steps")
     same, played = twice(*EVEN, *overrides)
     stacks = 8 // (2 if "client.stack=2" in overrides else 1)
     assert same
-    assert (len(recorded) == 1) == once
+    assert (len(recordings) == 1) == once
     if once:  # the first stack runs one step and records the next; all other steps are replayed
         assert len(played) == 4 * stacks - 2
-        assert len(asked) == 1  # it reads the sizes of all clients
+        assert len(questions) == 1  # it reads the sizes of all clients
 
 
 def test_a_full_table_drops_the_kind_that_was_not_used_for_longest(monkeypatch):
