@@ -306,7 +306,8 @@ def test_a_comparison_has_the_numbers_of_the_report(tmp_path, rounds, named, res
     for seed in (1, 2, 3):
         values = [0.5 + 0.1 * seed / number for number in range(1, rounds + 1)]
         rows = [{column: number, result: number} for number in values]
-        folder = folders["a", seed] = tmp_path / f"a_{seed}"
+        folder = tmp_path / f"a_{seed}"
+        folders["a", seed] = folder
         frames["a", seed] = write_run(folder, rows, summary={"rounds": rounds}, seed=seed).metrics
     frame = pd.concat(frames, names=["method", "seed", "round"])
     comparison = gcfed.Comparison(frame, folders)

@@ -24,7 +24,7 @@ def run(faults, cohort_of=5, rounds=2, **kwargs):
         rounds=rounds,
         cohort_of=cohort_of,
         faults=Faults(**faults),
-        on_round=lambda round, row: rows.append(row | {"cohort": round.answered.tolist()}),
+        on_round=lambda round, row: rows.append(row | {"answered": round.answered.tolist()}),
         **kwargs,
     )
     return net, rows
@@ -38,7 +38,7 @@ def test_stacks_and_two_processes_agree():
         assert_near(net, one, 1e-9)
         for a, b in zip(rows, other, strict=True):
             same = (
-                "cohort",
+                "answered",
                 "train/steps",
                 "train/samples",
                 "train/stragglers",

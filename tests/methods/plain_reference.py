@@ -166,9 +166,10 @@ def fedwmsam(net, data, alpha, lr, absent, rounds, move):
             ends.append(w)
             changes.append((w0 - w) / (count * lr) - c)
             own[k] = own[k] + changes[-1]
-            values.append(
-                1 + torch.cosine_similarity(w - w0, delta, dim=0).item() if delta.any() else 0.0
-            )
+            value = 0.0
+            if delta.any():
+                value = 1 + torch.cosine_similarity(w - w0, delta, dim=0).item()
+            values.append(value)
         alpha = 0.99 * alpha + 0.01 * min(max(sum(values) / len(values), 0.1), 0.9)
         w0 = sum(ends) / len(ends)
         c = c + sum(changes) / n

@@ -32,14 +32,12 @@ def test_the_stored_files_are_small_and_those_that_are_listed():
 
 @pytest.mark.parametrize("page", WITH_DATA)
 def test_the_commands_of_stored_runs_are_accepted(config, page):
-    """Runs that differ in numbers only are checked once: a number of a known key is not refused
-    later than that of another run.
-    """
-    settings = {}
+    """Of runs whose overrides differ in numbers only, one is checked."""
+    by_words = {}
     for run in stored.stored_runs(page).values():
-        words = " ".join(run.overrides)
-        settings[re.sub(r"(?<==)[\d.e+-]+(?= |$)", "#", words)] = run.overrides
-    for overrides in settings.values():
+        without_numbers = re.sub(r"(?<==)[\d.e+-]+(?= |$)", "#", " ".join(run.overrides))
+        by_words[without_numbers] = run.overrides
+    for overrides in by_words.values():
         check(config(*overrides))
 
 

@@ -10,16 +10,12 @@ import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
-from plain import SEED, draw, run
+from plain import BATCH, DECAY, LR, SEED, WEIGHT_DECAY, draw, run
 
 N = 9
 COHORT = 3
 STOP = 4
 ROUNDS = 9
-BATCH = 8
-LR = 0.2
-DECAY = 0.5
-WEIGHT_DECAY = 0.05
 LAM = 0.7
 SETTING = (
     "precision=64-true",
@@ -120,9 +116,8 @@ def expected_rows(plain, net, data):
         start = copy.deepcopy(net)
         uploads = []
         accuracies = []
-        for client in np.sort(
-            draw("cohort", t).choice(N, COHORT, replace=False, shuffle=False)
-        ).tolist():
+        drawn = draw("cohort", t).choice(N, COHORT, replace=False, shuffle=False)
+        for client in np.sort(drawn).tolist():
             trained.append(client)
             samples = batches_of(data.client(client), client, t)
             batches = [(x[batch], y[batch]) for batch in samples]
@@ -138,9 +133,7 @@ def expected_rows(plain, net, data):
                     weight.copy_(sum(sent.get_parameter(name) for sent in uploads) / COHORT)
         row = {}
         if (t + 1) % 2 == 0 or t + 1 == ROUNDS:
-            for model, values in zip(
-                ("global", "local"), zip(*accuracies, strict=True), strict=True
-            ):
+            for model, values in zip(("global", "local"), np.transpose(accuracies), strict=True):
                 row[f"personal/{model}_acc"] = np.mean(values)
                 row[f"personal/{model}_worst10"] = min(values)
                 row[f"personal/{model}_std"] = np.std(values)
