@@ -148,13 +148,15 @@ def test_a_table_has_the_unit_and_digits_of_the_report(tmp_path):
     assert found.table("test/loss").loc["A", "mean"] == 9.185  # one run is above ten
 
 
-def test_an_unknown_baseline_and_one_that_is_left_out_are_refused(tmp_path):
+def test_an_unknown_baseline_one_that_is_left_out_and_no_round_are_refused(tmp_path):
     own = "personal/local_acc"
     found = compared(tmp_path, A=("test/acc", {}), B=("test/acc", {}), FedRep=(own, {own: 0.4}))
     with refuses(r"baseline=FedAvg: there are A, B\."):
         found.table(baseline="FedAvg")
     with refuses("baseline=FedRep: FedRep is judged by personal/local_acc"):
         found.table(baseline="FedRep")
+    with refuses("rounds=0 must be at least 1"):
+        found.table(rounds=0)
 
 
 def test_runs_are_a_frame_with_settings_and_measures(tmp_path):

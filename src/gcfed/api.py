@@ -327,12 +327,14 @@ class Comparison:
         ``diverged`` counts the diverged runs of each method, if a run diverged. They count like
         the others.
 
-        Raises Refusal for an unknown column or baseline.
+        Raises Refusal for an unknown column or baseline, and for less than one round.
         """
         import pandas as pd
 
         from gcfed.reporting.verdict import scale_of
+        from gcfed.utils.checked import Count, validated
 
+        validated("rounds", rounds, Count | None)
         column, window, methods, not_compared = self._judged_by(column)
         curves = self.curves(column, methods)
         if rounds is None:

@@ -150,9 +150,8 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
 def _require_file(path: str | Path) -> None:
     path = Path(path)
     if path.is_dir():
-        known = path / CHECKPOINT
-        if not known.is_file():
-            known = next(iter(sorted(path.rglob(str(CHECKPOINT)))), Path("<run>", CHECKPOINT))
+        found = sorted(path.rglob(str(CHECKPOINT)))
+        known = found[0] if found else Path("<run>", CHECKPOINT)
         raise MissingFile(f"ckpt_path={path} is a folder. Set ckpt_path={known}.")
     if not path.exists():
         raise MissingFile(
