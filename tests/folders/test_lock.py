@@ -47,6 +47,17 @@ def test_a_holder_that_ends_meanwhile_keeps_nobody_out(tmp_path, monkeypatch):
     assert not path.exists()
 
 
+def test_a_run_that_is_refused_meanwhile_may_delete_the_folder(tmp_path, monkeypatch):
+    """Its folder is empty, so it goes with its lock file, which the next run has opened."""
+    folder = tmp_path / "run"
+    first = ExitStack()
+    first.enter_context(lock_run(folder))
+    before_the_next_lock(monkeypatch, first.close)
+    with lock_run(folder):
+        (folder / "config.yaml").touch()
+    assert [*folder.iterdir()] == [folder / "config.yaml"]
+
+
 def test_a_lock_on_a_deleted_file_is_none(tmp_path, monkeypatch):
     """The holder ends, and a third process takes the lock before the second one does."""
     path = tmp_path / ".lock"

@@ -54,7 +54,6 @@ def locked(path: Path) -> Iterator[str]:
 
     The system releases the lock when the process ends.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     file, holder = _open_and_lock(path)
     with file:
         if holder:
@@ -75,6 +74,7 @@ def locked(path: Path) -> Iterator[str]:
 def _open_and_lock(path: Path) -> tuple[IO[str], str]:
     """The open lock file, and "" if this process got the lock, else its holder."""
     while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
         file = path.open("a+")
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -90,5 +90,6 @@ def _open_and_lock(path: Path) -> tuple[IO[str], str]:
             return file, ""
         if os.fstat(file.fileno()).st_nlink:
             return file, ""
-        # Its holder has ended, and deleted the file after this process had opened it.
+        # Its holder has ended, and deleted the file after this process had opened it, and the
+        # folder if that was empty.
         file.close()
