@@ -128,7 +128,13 @@ def paper_of_table5(axes: Axes) -> None:
         )
 
 
-def compared(figure: Figure, page: str, plan: Comparison, look: Mapping[str, Mapping]) -> None:
+def compared(
+    figure: Figure,
+    page: str,
+    plan: Comparison,
+    look: Mapping[str, Mapping],
+    legend: str = "lower right",
+) -> None:
     """Means of the tests in the measured rounds, up to the last round that all runs have."""
     axes = figure.subplots()
     stored = stored_runs(page)
@@ -137,7 +143,7 @@ def compared(figure: Figure, page: str, plan: Comparison, look: Mapping[str, Map
         curve = smooth(100 * run.curve(ACCURACY), plan.measured)
         axes.plot(curve.loc[:end], **{"label": name, **look[name]})
     axes.set(xlabel="communication round", ylabel="test accuracy (%)")
-    axes.legend(loc="lower right", ncols=2)
+    axes.legend(loc=legend, ncols=2)
 
 
 def table4(figure: Figure) -> None:
@@ -154,9 +160,7 @@ def borderlines_of(figure: Figure) -> None:
 
 
 def resnet18(figure: Figure) -> None:
-    compared(figure, "resnet18-groupnorm", group_norm.PLAN, looks(group_norm.METHODS))
-    (axes,) = figure.axes
-    axes.legend(loc="upper left")  # FedAvg's curve stays at the bottom
+    compared(figure, "resnet18-groupnorm", group_norm.PLAN, looks(group_norm.METHODS), "upper left")
 
 
 def vgg11(figure: Figure) -> None:
