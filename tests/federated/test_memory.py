@@ -11,7 +11,7 @@ from harness import make_download, make_net, random_federation, sgd, train_round
 from gcfed.federated.network.lent_network import broadcast_state
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import StackStart
-from gcfed.federated.parts import ServerPart
+from gcfed.federated.parts import ClientPart, ServerPart
 from gcfed.federated.training.memory import TrainingMemory
 
 PLAIN_SERVER = partial(torch.optim.SGD, lr=1.0)
@@ -73,9 +73,21 @@ class Weak(ServerPart):
         self.last = [weakref.ref(t) for t in download.model.values()]
 
 
-def test_no_round_keeps_the_broadcast_model(monkeypatch):
+class Hears(ClientPart):
+    """For its sake, clients that have uploaded wait for the server's reply."""
+
+    def hear(self, reply, own, download): ...
+
+
+class Replies(ServerPart):
+    def on_aggregate_end(self, update, round):
+        round.reply["nothing"] = {}
+
+
+@pytest.mark.parametrize("methods", [[], [Hears(), Replies()]])
+def test_no_round_keeps_the_broadcast_model(methods, monkeypatch):
     """The memory of a small model's stacks does, on a CPU."""
     monkeypatch.setattr("gcfed.federated.training.memory.SMALL", 0)
     weak = Weak()
-    train_rounds(rounds=3, methods=[weak])
+    train_rounds(rounds=3, methods=[weak, *methods])
     assert weak.left == [0, 0, 0]
