@@ -327,7 +327,8 @@ def compared(root, **methods):
     frames = {}
     for method, (result, columns) in methods.items():
         for seed in (1, 2):
-            folder = folders[method, seed] = root / f"{method}_{seed}"
+            folder = root / f"{method}_{seed}"
+            folders[method, seed] = folder
             rows = [{"test/acc": 0.1 * seed} | {name: x * seed for name, x in columns.items()}]
             summary = {"rounds": 1, "result": result}
             frames[method, seed] = write_run(folder, rows, summary=summary, seed=seed).metrics

@@ -101,7 +101,8 @@ def test_a_difference_to_a_baseline_is_paired_by_seed(tmp_path):
     frames = {}
     for method, by_seed in columns.items():
         for seed, acc in by_seed.items():
-            folder = folders[method, seed] = tmp_path / f"{method}{seed}"
+            folder = tmp_path / f"{method}{seed}"
+            folders[method, seed] = folder
             run = write_run(folder, [{"test/acc": acc}], summary={"rounds": 1}, seed=seed)
             frames[method, seed] = run.metrics
     frame = pd.concat(frames, names=["method", "seed", "round"])

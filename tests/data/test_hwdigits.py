@@ -118,7 +118,7 @@ def test_each_set_is_one_client_or_one_client_per_class(tmp_path, monkeypatch):
 
 
 def test_a_missing_set_is_named_before_the_files_of_mnist_m_are_decoded(tmp_path, monkeypatch):
-    """Decoding them takes longest. They are 68,000."""
+    """A download has 68,000 of them. No other set takes as long."""
     write_mnist_m(tmp_path)
     monkeypatch.setattr("gcfed.data.sets.hwdigits.decode", lambda *_, **__: pytest.fail("decodes"))
     with pytest.raises(FileNotFoundError, match="usps: a file is missing"):
