@@ -9,6 +9,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import matplotlib
 import pandas as pd
@@ -133,7 +134,7 @@ def compared(
     page: str,
     plan: Comparison,
     look: Mapping[str, Mapping],
-    legend: str = "lower right",
+    legend: Literal["lower right", "upper left"] = "lower right",
 ) -> None:
     """Means of the tests in the measured rounds, up to the last round that all runs have."""
     axes = figure.subplots()
