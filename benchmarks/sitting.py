@@ -134,7 +134,9 @@ class Sitting(Callback):
         t = trainer.global_step - 1
         round = loop.server.begin(t, loop.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
-            download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
+            download = Download(
+                round.index, round.seed, round.lr, round.broadcast_model, round.cohort
+            )
             of_clients = ClientRound(self.program, download, StepHooks())
             stacks = loop.simulation.deal(of_clients, round.cohort, round.cohort, *rank_and_world())
             plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]

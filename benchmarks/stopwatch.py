@@ -77,7 +77,7 @@ class Stopwatch:
     def install(self, trainer: Trainer) -> None:
         """Wraps the parts of a run, until this process ends."""
         loop, module = FederatedLoop.of(trainer), trainer.lightning_module
-        self.wrap(FederatedModule, "broadcast_state", "broadcast")
+        self.wrap(FederatedModule, "travelling_state", "broadcast")
         self.wrap(ClientStack, "__init__", "broadcast")
         self.wrap(ClientStack, "load", "broadcast")
         self.wrap(loop.solver, "plan", "batch")

@@ -82,7 +82,7 @@ class LastStep(ServerPart):
     """Sends the first T entries of the server's last step."""
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = {name: round.model[name] for name in self.trained_names}
+        model = {name: round.server_model[name] for name in self.trained_names}
         previous = self.server_state("previous", model, zeros=False)
         steps = [(model[name] - previous[name]).unsqueeze(0) for name in self.trained_names]
         download.extra["last_step"] = {"first": first_entries(steps)[0]}

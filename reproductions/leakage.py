@@ -121,7 +121,7 @@ class Leakage(ServerMetric):
         with evaluating(self.module.net):
             found = invert_gradient(
                 self.module.net,
-                round.start,
+                round.broadcast_model,
                 gradient,
                 tuple(x.shape),
                 self.data.num_classes,

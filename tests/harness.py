@@ -22,7 +22,7 @@ from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.engine.wire import Wire
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parallel import sums as sums_module
@@ -349,7 +349,7 @@ def train_rounds(
 def stack_of(net, k=1, **how):
     """A stack of the clients 0 … K − 1, with one step each."""
     ones = np.ones(k)
-    return ClientStack(net, StackStart(broadcast_state(net), np.arange(k), ones, ones), **how)
+    return ClientStack(net, StackStart(travelling_state(net), np.arange(k), ones, ones), **how)
 
 
 def of_first_process(calls):

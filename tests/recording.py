@@ -18,7 +18,9 @@ class Recorder(ClientPart):
         self.poisoned = poisoned
 
     def on_download(self, download):
-        self.rounds.append(({name: t.numpy().copy() for name, t in download.model.items()}, {}))
+        self.rounds.append(
+            ({name: t.numpy().copy() for name, t in download.broadcast_model.items()}, {})
+        )
 
     def prepare(self, stack, own, download):
         if self.poisoned and NAN_CLIENT in stack.clients:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import ALGORITHMS, ArrayData, assert_near, final_weights, make_download
 
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.hooks import StepHooks
@@ -83,10 +83,10 @@ def test_a_recurrent_network_trains_on_a_gpu_as_on_the_cpu():
         net.to(device)
         data = ArrayData(x.to(device), y.to(device), [np.arange(9)])
         solver = LocalSolver(partial(torch.optim.SGD, lr=0.5), epochs=2, batch_size=4)
-        download = make_download(broadcast_state(net), lr=0.5, cohort=[0])
+        download = make_download(travelling_state(net), lr=0.5, cohort=[0])
         plan = solver.plan(data, download.cohort, download, device)
         stack = ClientStack(
-            net, StackStart(download.model, download.cohort, np.array([9]), plan.steps)
+            net, StackStart(download.broadcast_model, download.cohort, np.array([9]), plan.steps)
         )
         training = LocalTraining(stack, plan, solver.optimizer(stack.leaves.values()))
         solver.train(training, data, download.lr, StepHooks())

@@ -245,7 +245,9 @@ class Site:
 
     def _refuse_other_download(self, download: Download) -> None:
         """Raises ValueError for another model, or for numbers that no run of these clients has."""
-        refuse_other("the server's model", download.model, self.end.module.broadcast_state())
+        refuse_other(
+            "the server's model", download.broadcast_model, self.end.module.travelling_state()
+        )
         validated("the server's seed", download.seed, Whole)
         validated("the server's learning rate", download.lr, Weight)
         validated("the server's round", download.round, Whole)

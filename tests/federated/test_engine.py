@@ -26,7 +26,7 @@ from harness import (
 from torch import nn
 
 from gcfed.federated.engine.loop import refuse_changes
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
@@ -225,7 +225,7 @@ def test_a_term_on_the_leaves_counts_in_stacks_of_one_and_two(federation, how):
     """The term is ½ ‖w_k − w‖² as in a ``local_loss``. One parameter is frozen."""
     net = make_net()
     net[2].bias.requires_grad_(False)
-    start = {name: t + 0.1 for name, t in broadcast_state(net).items()}
+    start = {name: t + 0.1 for name, t in travelling_state(net).items()}
     grads = []
     for clients in ([0], [1], [0, 1]):
         stack = stack_of(net, len(clients))

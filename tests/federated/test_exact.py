@@ -148,7 +148,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
         names=["w"],
     )
     server = Server(setup, schedule=None, seed=1, columns=())
-    expected = Expected({"delta": round.start, "c": round.start}, {})
+    expected = Expected({"delta": round.broadcast_model, "c": round.broadcast_model}, {})
     sums = RoundSums(expected, {"delta": mean, "c": mean.for_extra()}, {}, [], [])
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]

@@ -26,7 +26,7 @@ class Names(Spy):
         self.sent = set()
 
     def on_clients_end(self, stack, download):
-        self.held |= {*stack.full, *stack.leaves, *download.model}
+        self.held |= {*stack.full, *stack.leaves, *download.broadcast_model}
 
     def on_receive(self, upload, round):
         self.sent |= {*upload.delta, *upload.extra.get("scaffold", ())}

@@ -8,14 +8,14 @@ import torch
 from harness import stack_of
 from torch import nn
 
-from gcfed.federated.network.lent_network import LentNetwork, broadcast_state, travelling
+from gcfed.federated.network.lent_network import LentNetwork, travelling, travelling_state
 from gcfed.federated.network.stack import ClientStack, StackStart
 
 
 def test_tensors_that_checkpoints_lack_are_not_sent():
     net = nn.BatchNorm1d(4)
     net.register_buffer("shift", torch.ones(4), persistent=False)
-    assert broadcast_state(net).keys() == {"weight", "bias", "running_mean", "running_var"}
+    assert travelling_state(net).keys() == {"weight", "bias", "running_mean", "running_var"}
 
 
 def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
@@ -23,7 +23,7 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
     net = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
     x = torch.randn(1, 5, 4)
     net.register_buffer("mask", torch.ones(3), persistent=False)
-    start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
+    start = travelling_state(net, [*travelling(net), "1.num_batches_tracked"])
     ones = np.ones(1)
     stack = ClientStack(net, StackStart(start, np.arange(1), ones, ones))
     stack(x)

@@ -8,7 +8,7 @@ import pytest
 import torch
 from harness import make_download, make_net, random_federation, sgd, train_rounds
 
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import StackStart
 from gcfed.federated.parts import ClientPart, ServerPart
@@ -24,7 +24,7 @@ def begin():
     data = random_federation()
     solver = sgd()
     memory = TrainingMemory(FederatedModule(net, PLAIN_SERVER), data, solver)
-    model = broadcast_state(net)
+    model = travelling_state(net)
     memory.begin_round(model, 1.0)
 
     def begin(clients, recordable="run", reads=frozenset()):
@@ -70,7 +70,7 @@ class Weak(ServerPart):
 
     def on_broadcast(self, download, round):
         self.left.append(sum(reference() is not None for reference in self.last))
-        self.last = [weakref.ref(t) for t in download.model.values()]
+        self.last = [weakref.ref(t) for t in download.broadcast_model.values()]
 
 
 class Hears(ClientPart):

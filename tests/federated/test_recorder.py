@@ -269,7 +269,7 @@ class Inherits(Proximal):
     """
 
     def prepare(self, stack, own, download):
-        self.anchor = {name: t * 0.5 for name, t in stack.start.items()}
+        self.anchor = {name: t * 0.5 for name, t in stack.broadcast_model.items()}
 
     def on_after_backward(self, trainer, pl_module):
         grads, weights, anchor = pl_module.clients.with_grads(pl_module.clients.full, self.anchor)

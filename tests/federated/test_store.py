@@ -19,7 +19,7 @@ from omegaconf import open_dict
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.network.rows import empty_rows
 from gcfed.federated.state.store import NONE, ClientStores
 from gcfed.run import train
 
@@ -66,7 +66,7 @@ def test_states_are_read_in_the_models_layout(tmp_path):
         assert torch.equal(read[name][0], values(2.0)[name][0])
         assert read[name][1].eq(0).all()
         assert torch.equal(read[name][2], values(1.0)[name][0])
-        assert read[name].stride() == broadcast_like(LIKE[name], 3).stride()
+        assert read[name].stride() == empty_rows(LIKE[name], 3).stride()
     default = stores.read("c", ids(5), LIKE, default={n: t + 9 for n, t in LIKE.items()})
     assert all(t.eq(9).all() for t in default.values())
     assert stores.versions("c", [3, 5, 7]) == [0, NONE, 0]

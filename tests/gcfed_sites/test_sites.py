@@ -565,7 +565,7 @@ def test_a_site_calls_and_resolves_nothing_that_a_server_sends(asked, tmp_path):
     for run in ("../other", "..", TEXT):
         assert "has a name that cannot name a folder" in asked(own, run=run)[1]["failure"]
     site, _ = asked(own)
-    download = vars(Download(0, 1, 0.1, site.end.module.broadcast_state(), np.array([0])))
+    download = vars(Download(0, 1, 0.1, site.end.module.travelling_state(), np.array([0])))
     question = {"run": "x", "clients": [0], "states": {}}
     message = pack(download)
     assert "failure" not in answered(site, "fit", question, message)
@@ -584,7 +584,7 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
     other.mkdir()
     (other / "scan-7.bin").write_bytes(b"mine")
     (mine,) = site.end.stores.names
-    model = site.end.module.broadcast_state()
+    model = site.end.module.travelling_state()
     bias = "fc1.bias"
     download = Download(1, 1, 0.1, model, np.array([0]))
     question = {"run": site.run, "clients": [0], "states": {mine: [[0]]}}

@@ -57,12 +57,14 @@ class Recorder(Spy):
         return np.concatenate([tensors[n].numpy().reshape(k, -1) for n in self.names], 1).copy()
 
     def on_broadcast(self, download, round):
-        self.starts.append(self.flat(round.start)[0])
+        self.starts.append(self.flat(round.broadcast_model)[0])
         self.sent.append([])
 
     def on_clients_end(self, stack, download):
         if self.full:
-            self.sent[-1] += list(self.flat(stack.full, len(stack)) - self.flat(download.model))
+            self.sent[-1] += list(
+                self.flat(stack.full, len(stack)) - self.flat(download.broadcast_model)
+            )
 
     def send(self, upload, own, download):
         if not self.full:

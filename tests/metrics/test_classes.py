@@ -11,7 +11,7 @@ from conftest import TWO, read_lines, read_rows
 from harness import make_download, make_round, make_setup
 from lightning.pytorch import Callback
 
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.metrics.global_model import Classes
 from gcfed.plots.pictures import plot_confusion
 from gcfed.run import train
@@ -79,12 +79,12 @@ def test_padding_and_classes_without_samples_do_not_count(tmp_path):
     dataset = SimpleNamespace(name="pets", class_names=("a cat", "dog, hound", "a\npond", "none"))
     data = SimpleNamespace(num_classes=4, dataset=dataset)
     metric = Classes(str(tmp_path), figures=False)
-    round = make_round(broadcast_state(net))
+    round = make_round(travelling_state(net))
     metric.validate(make_setup(net, data=data))
     logits = torch.randn(6, 5, 4, generator=g)
     y = torch.randint(3, (6, 5), generator=g)
     y[torch.rand(6, 5, generator=g) < 0.4] = -100
-    metric.begin(make_download(round.start), round)
+    metric.begin(make_download(round.broadcast_model), round)
     for batch in (slice(0, 2), slice(2, 6)):
         metric.on_test_batch(logits[batch], y[batch])
     acc = [(logits.argmax(-1) == c)[y == c].double().mean().item() for c in range(3)]

@@ -67,7 +67,7 @@ def test_the_attack_sees_the_gradient_of_the_images(config, tmp_path, monkeypatc
     assert client in round.cohort
     assert x.shape == (3, 1, 8, 8)
     net = result.module.net
-    net.load_state_dict(round.start)
+    net.load_state_dict(round.broadcast_model)
     net.zero_grad()
     nn.functional.cross_entropy(net(x), y).backward()
     for name, p in net.named_parameters():

@@ -92,7 +92,7 @@ class ServerMetric(ServerPart):
         # Without a ``begin``, there is nothing for the clock to wait for.
         if not self.due_in(round) or type(self).begin is ServerMetric.begin:
             return
-        device = device_of(download.model)
+        device = device_of(download.broadcast_model)
         started = now(device)
         self.begin(download, round)
         self.seconds = now(device) - started
@@ -182,7 +182,7 @@ class OwnNumbers(ClientMetric):
         """The values of ``numbers``, float64 on the device, ``[V]``, for the client in this row of
         the stack.
 
-        ``own`` is its model after training, ``stack.start`` its model before.
+        ``own`` is its model after training, ``stack.broadcast_model`` its model before.
         """
         raise NotImplementedError
 

@@ -70,7 +70,7 @@ class ByName(OwnNumbers):
     def begin(self, download: Download, round: Round) -> None:
         self._tested = round.zeros(2)  # number of labels, and of outputs that are not finite
         for metric in self.metrics.values():
-            metric.to(device_of(download.model)).reset()
+            metric.to(device_of(download.broadcast_model)).reset()
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         if not len(self._tested):
@@ -115,7 +115,7 @@ class ByName(OwnNumbers):
         finite = torch.tensor(True, device=device)
         for part in torch.as_tensor(samples, device=device).split(AT_ONCE):
             x, y = self.data.fetch(part, None)
-            for state, of_model in zip((stack.start, own), self.of_models, strict=True):
+            for state, of_model in zip((stack.broadcast_model, own), self.of_models, strict=True):
                 outputs = stack.on(state, x)
                 finite &= outputs.isfinite().all()
                 for metric in of_model:

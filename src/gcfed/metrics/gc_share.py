@@ -42,7 +42,7 @@ class GCShare(OwnNumbers):
         weights = [stack.net.get_parameter(name) for name in self.weights]
         sums = [torch.zeros_like(weight) for weight in weights]
         index = torch.as_tensor(self.data.client(int(stack.clients[row])), device=device_of(own))
-        with torch.enable_grad(), stack.lent_network.holding(download.model):
+        with torch.enable_grad(), stack.lent_network.holding(download.broadcast_model):
             for part in index.split(AT_ONCE):
                 x, y = self.data.fetch(part, None)
                 loss = stack.task.real_losses(stack.net(x), y).sum()
@@ -63,7 +63,7 @@ class GCShare(OwnNumbers):
         shares = super().columns(round)
         if round.usable:  # otherwise the update is not yet in the model's coordinates
             shares |= self._columns_of("update", round.update)
-        return shares | self._columns_of("model", round.start)
+        return shares | self._columns_of("model", round.broadcast_model)
 
     def _columns_of(self, kind: str, tensors: Params) -> dict[str, float]:
         shares = zip(self.weights, self.shares(tensors).tolist(), strict=True)

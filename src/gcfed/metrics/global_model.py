@@ -54,7 +54,9 @@ class Classes(RoundTable):
 
     def begin(self, download: Download, round: Round) -> None:
         cells = self.data.num_classes**2 + 1
-        self._counts = torch.zeros(cells, dtype=torch.int64, device=device_of(download.model))
+        self._counts = torch.zeros(
+            cells, dtype=torch.int64, device=device_of(download.broadcast_model)
+        )
 
     def on_test_batch(self, outputs: Tensor, y: Tensor) -> None:
         if self._counts is None:

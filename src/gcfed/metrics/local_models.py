@@ -56,7 +56,7 @@ class Clients(OwnNumbers):
             x, y = self.data.fetch(part, None)
             labels += (y >= 0).sum()
             numbers = []
-            for state in (stack.start, own):
+            for state in (stack.broadcast_model, own):
                 logits = stack.on(state, x)
                 numbers.append((logits.argmax(-1) == y).sum())
                 numbers.append(stack.task.real_losses(logits, y).sum())
@@ -166,7 +166,7 @@ class Forgetting(OwnNumbers):
         device = device_of(stack.full)
         self._index = torch.as_tensor(np.concatenate(chosen), device=device)
         self._owner = torch.as_tensor(owner, device=device)
-        sums = self._sums_of(stack, stack.start, len(cohort))
+        sums = self._sums_of(stack, stack.broadcast_model, len(cohort))
         weight = self.data.sizes(cohort) / sizes  # the drawn samples represent all
         loss, labels = (sums * torch.as_tensor(weight, device=sums.device)).sum(1)
         self._before = loss / labels
@@ -240,7 +240,7 @@ class CKA(OwnNumbers):
     def compare(self, stack: ClientStack, download: Download) -> None:
         chosen = drawn(np.arange(self.data.num_test), self.samples, generator(download.seed, "cka"))
         self._probe, _ = fetch_tests(self.data, chosen)
-        self._broadcast = self.stages(stack, stack.start)
+        self._broadcast = self.stages(stack, stack.broadcast_model)
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         pairs = zip(self._broadcast, self.stages(stack, own), strict=True)

@@ -89,7 +89,7 @@ class Updates(RoundTable, OwnNumbers):
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:
         squares = []
         for name, rows in self.weights.items():
-            change = (own[name] - download.model[name]).double()
+            change = (own[name] - download.broadcast_model[name]).double()
             delta = rows(change.unsqueeze(0))[0]
             squares.append(delta.square().sum())
             squares.append(delta.mean(1).square().sum() * delta.shape[1])
@@ -130,7 +130,7 @@ class Drift(ClientMetric):
 
     def zeros(self, round: Round) -> Params:
         sums = {"": round.zeros(3)}
-        for name, t in self.params(round.start).items():
+        for name, t in self.params(round.broadcast_model).items():
             sums[f"update {name}"] = torch.zeros_like(t)
             sums[f"direction {name}"] = torch.zeros_like(t)
         return sums
@@ -139,7 +139,7 @@ class Drift(ClientMetric):
         """Sums of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of
         clients.
         """
-        start = self.params(download.model)
+        start = self.params(download.broadcast_model)
         # Tensor by tensor, and twice: the memory may not hold a second copy of a whole stack.
         squares = []
         for name, t in start.items():
@@ -166,7 +166,7 @@ class Drift(ClientMetric):
             return {}
         update = {name: sums[f"update {name}"] for name in self.names}
         direction = {name: sums[f"direction {name}"] for name in self.names}
-        start = self.params(round.start)
+        start = self.params(round.broadcast_model)
         client_norm = norm / clients
         update_norm = dot(update, update).sqrt() / clients
         variance = square / clients - update_norm**2
@@ -203,7 +203,7 @@ class Coherence(ClientMetric):
     def zeros(self, round: Round) -> Params:
         sums = {"": round.zeros(len(self.weights) + 1)}
         for name, rows in self.weights.items():
-            outputs = rows(round.start[name].unsqueeze(0)).shape[1]
+            outputs = rows(round.broadcast_model[name].unsqueeze(0)).shape[1]
             sums[name] = round.zeros(outputs)
         return sums
 
@@ -213,7 +213,7 @@ class Coherence(ClientMetric):
         """
         means = {}
         for name, rows in self.weights.items():
-            delta = rows(stack.full[name] - download.model[name])
+            delta = rows(stack.full[name] - download.broadcast_model[name])
             means[name] = delta.mean(2, dtype=torch.float64)  # [K, out]
         finite = torch.stack([mean.isfinite().all(1) for mean in means.values()]).all(0)
         squares = []
@@ -255,7 +255,7 @@ class Angle(ServerMetric):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
-        start = self.params(download.model)
+        start = self.params(download.broadcast_model)
         last = self.server_state("broadcast", start, zeros=False)
         self._step = {name: t - last[name] for name, t in start.items()}
         self._step_norm = dot(self._step, self._step).sqrt()
@@ -267,7 +267,7 @@ class Angle(ServerMetric):
         """
         sums = {"": round.zeros(4)}
         for name in self.names:
-            sums[name] = torch.zeros_like(round.start[name])
+            sums[name] = torch.zeros_like(round.broadcast_model[name])
         return sums
 
     def take(self, upload: Upload, round: Round) -> Params:

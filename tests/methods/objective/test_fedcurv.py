@@ -21,7 +21,7 @@ from plain_clients import federation as sequence_federation
 from plain_reference import batches, cohort, local_sgd, loss_at
 from torch import nn
 
-from gcfed.federated.network.lent_network import broadcast_state
+from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.methods.objective.fedcurv import FedCurv
 
@@ -86,7 +86,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
         check_run(method, make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(
-            net, StackStart(broadcast_state(net), clients, data.sizes(clients), np.ones(2))
+            net, StackStart(travelling_state(net), clients, data.sizes(clients), np.ones(2))
         )
         method.on_clients_end(stack, None)
         assert net.training

@@ -17,7 +17,7 @@ from harness import (
     with_batch_norm,
 )
 
-from gcfed.federated.network.lent_network import broadcast_state, travelling
+from gcfed.federated.network.lent_network import travelling, travelling_state
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.hooks import StepHooks
@@ -34,7 +34,7 @@ def test_weights_and_running_statistics_are_restored(federation, method):
     """
     net = with_batch_norm()
     net[2].bias.requires_grad_(False)
-    start = broadcast_state(net, [*travelling(net), "1.num_batches_tracked"])
+    start = travelling_state(net, [*travelling(net), "1.num_batches_tracked"])
     stack = ClientStack(net, StackStart(start, np.arange(1), np.ones(1), np.ones(1)))
     for leaf in stack.leaves.values():
         leaf.data += 0.1 * torch.randn_like(leaf)

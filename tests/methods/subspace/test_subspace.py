@@ -108,8 +108,10 @@ def test_a_round_does_not_change_weights_outside_the_subspace(federation, cls, o
 
     def check(round, update):
         for name, p in net.named_parameters():
-            starts.append((p.detach() - round.start[name]).norm())
-            assert_near(outside(name, p.detach()), outside(name, round.start[name]), 1e-12)
+            starts.append((p.detach() - round.broadcast_model[name]).norm())
+            assert_near(
+                outside(name, p.detach()), outside(name, round.broadcast_model[name]), 1e-12
+            )
 
     solver = sgd(weight_decay=0.1)
     train_rounds(net, federation, solver, rounds=2, methods=[*others, method], k=2, on_round=check)

@@ -76,7 +76,7 @@ class ClientProgram:
         for part in self.parts:
             part.on_download(download)
         hooks = self._step_hooks()  # now, because a part may have changed its task_weight
-        self.memory.begin_round(download.model, hooks.task_weight)
+        self.memory.begin_round(download.broadcast_model, hooks.task_weight)
         return ClientRound(self, download, hooks)
 
     def _step_hooks(self) -> StepHooks:
@@ -214,7 +214,7 @@ class ClientRound:
         seed_generators(program.module.device, drawn.seed)
         program.module.lent_network.begin_anew(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
-        start = StackStart(self.download.model, drawn.clients, sizes, drawn.plan.steps)
+        start = StackStart(self.download.broadcast_model, drawn.clients, sizes, drawn.plan.steps)
         return program.memory.begin(start, drawn.plan, program.recordable, program.reads)
 
     def _prepare(self, training: LocalTraining) -> dict[ClientPart, ClientStates]:
@@ -238,7 +238,7 @@ class ClientRound:
         states = ClientStates(part.stores.versions(next(iter(part.keeps)), clients))
         for name, kept in part.keeps.items():
             like = kept.like(part, download)
-            start = download.model if kept.starts_at_model else None
+            start = download.broadcast_model if kept.starts_at_model else None
             states[name] = part.stores.read(name, clients, like, default=start)
         return states
 

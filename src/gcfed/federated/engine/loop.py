@@ -105,7 +105,7 @@ class FederatedLoop(Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
         if self.schedule.download_bytes == 0:  # there was no round
-            size = nbytes(pl_module.broadcast_state())
+            size = nbytes(pl_module.travelling_state())
             self.schedule.expect_bytes(size, size)
         why = pl_module.traits.why_not_functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):

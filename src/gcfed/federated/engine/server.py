@@ -40,14 +40,14 @@ class Server:
     def begin(self, round_index: int, turn: Turn) -> Round:
         """Makes the round of this index, which uses the uploads of the turn's clients."""
         setup = self.setup
-        model = setup.module.broadcast_state()
+        model = setup.module.travelling_state()
         return Round(
             index=round_index,
             seed=self.seed,
             cohort=turn.clients,
             num_clients=setup.data.num_clients,
-            start=dict(model),
-            model=model,
+            broadcast_model=dict(model),
+            server_model=model,
             lr=setup.solver.lr(round_index),
             optimizer=setup.module.trainer.optimizers[0],
             versions=turn.versions,
@@ -55,7 +55,7 @@ class Server:
 
     def broadcast(self, round: Round) -> Download:
         """Makes the message that goes to every client."""
-        download = Download(round.index, round.seed, round.lr, round.start, round.cohort)
+        download = Download(round.index, round.seed, round.lr, round.broadcast_model, round.cohort)
         for part in self.parts:
             part.on_broadcast(download, round)
         if self.schedule.late:
@@ -160,7 +160,7 @@ class Server:
         Returns False if it undid a step that was not finite.
         """
         update = received.update if received.usable else None
-        return self.setup.module.step(update, received.model)
+        return self.setup.module.step(update, received.server_model)
 
     def reply(self, received: Received) -> None:
         """Sends the server's reply to the clients, if a part has one."""

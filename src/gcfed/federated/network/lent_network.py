@@ -216,7 +216,7 @@ def travelling(net: nn.Module) -> tuple[str, ...]:
     return tuple(names)
 
 
-def broadcast_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
+def travelling_state(net: nn.Module, names: Sequence[str] | None = None) -> Params:
     """Copies of these tensors, name → ``[*shape]``; by default of all that travel.
 
     Integers become float32.

@@ -13,9 +13,9 @@ from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.lent_network import (
     LentNetwork,
     Traits,
-    broadcast_state,
     make_contiguous,
     travelling,
+    travelling_state,
 )
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parallel.sums import sum_over_processes
@@ -121,9 +121,9 @@ class FederatedModule(LightningModule):
         outputs: Tensor = self.net(x)
         return outputs
 
-    def broadcast_state(self) -> Params:
+    def travelling_state(self) -> Params:
         """A copy of the tensors that are sent to clients, name → ``[*shape]``."""
-        return broadcast_state(self.net, self.travels)
+        return travelling_state(self.net, self.travels)
 
     def set_update(self, update: Params | None) -> None:
         """Sets ``.grad = −Δ`` for the server optimizer, and adds Δ to buffers.

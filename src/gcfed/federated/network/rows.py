@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-def broadcast_like(tensor: Tensor, k: int) -> Tensor:
+def empty_rows(tensor: Tensor, k: int) -> Tensor:
     """An uninitialised ``[k, *shape]`` tensor whose rows have the memory format of ``tensor``.
 
     Rows of several clients on a CPU are contiguous. vmap makes their convolutions one grouped

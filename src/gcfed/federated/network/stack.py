@@ -22,6 +22,7 @@ from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Batch, Task
 from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
+from gcfed.utils.renamed import Renamed
 
 
 @dataclass(frozen=True)
@@ -29,13 +30,12 @@ class StackStart:
     """K clients that begin to train.
 
     Attributes:
-        model: the broadcast model, name → ``[*shape]``, with the tensors that travel
-            (:func:`travelling`).
+        broadcast_model: the tensors that travel (:func:`travelling`), name → ``[*shape]``.
         clients: their ids, ``[K]``, sorted by the number of local steps, most first.
         num_samples, num_steps: of each client, ``[K]``.
     """
 
-    model: Params
+    broadcast_model: Params
     clients: np.ndarray
     num_samples: np.ndarray
     num_steps: np.ndarray
@@ -61,6 +61,7 @@ class ClientStack:
         lent_network: the network as :class:`LentNetwork`; made here if not given.
 
     Attributes:
+        broadcast_model: the model from which the clients train, name → ``[*shape]``.
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of
             ``full``.
@@ -69,6 +70,8 @@ class ClientStack:
         personal: tensors of each client's personal model that differ from ``full``, set after local
             training.
     """
+
+    start = Renamed("broadcast_model")
 
     def __init__(
         self,
@@ -85,9 +88,9 @@ class ClientStack:
         self._tap = Tap(net, "features" in reads, "stages" in reads)
         # On a GPU cuDNN gives the weights of recurrent layers new memory, so their calls run on
         # views of ``full``.
-        on_gpu = device_of(start.model).type == "cuda"
+        on_gpu = device_of(start.broadcast_model).type == "cuda"
         self._can_lend = not (on_gpu and is_recurrent(net))
-        self._tensors = ClientTensors(self.lent_network, start.model, len(start.clients))
+        self._tensors = ClientTensors(self.lent_network, start.broadcast_model, len(start.clients))
         self.full = self._tensors.full
         self.load(start)
 
@@ -96,10 +99,10 @@ class ClientStack:
         self.clients = start.clients
         self.num_samples = start.num_samples
         self.num_steps = start.num_steps
-        self.start = dict(start.model)
+        self.broadcast_model = dict(start.broadcast_model)
         self.prepared: dict[Any, Any] = {}
         self.personal: Params = {}
-        self._tensors.load(start.model)
+        self._tensors.load(start.broadcast_model)
         self._activate(len(start.clients))
 
     def count_from_full(self) -> None:
@@ -237,7 +240,7 @@ class ClientStack:
             if params is not None:
                 teacher = {**self._running.present(), **params}
                 return run_side_by_side(tap, teacher, x_KB, first)[0]
-            teacher = self._tensors.teacher(self.start)
+            teacher = self._tensors.teacher(self.broadcast_model)
             outputs, _ = tap.on(teacher, x_KB.flatten(0, 1), first)
             return tap.output([t.unflatten(0, x_KB.shape[:2]) for t in outputs])
 
@@ -276,6 +279,6 @@ class ClientStack:
     def delta(self) -> Params:
         """The clients' updates w_k − w, name → ``[K, *shape]``."""
         moved = torch._foreach_sub(
-            list(self.full.values()), [self.start[name] for name in self.full]
+            list(self.full.values()), [self.broadcast_model[name] for name in self.full]
         )
         return dict(zip(self.full, moved, strict=True))

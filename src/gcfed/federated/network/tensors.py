@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from gcfed.federated.network.lent_network import LentNetwork
-from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.network.rows import empty_rows
 from gcfed.federated.protocol.messages import Params
 
 
@@ -16,7 +16,7 @@ class ClientTensors:
 
     Args:
         lent_network: the network.
-        start: the broadcast model, name → ``[*shape]``.
+        broadcast_model: the model from which the clients train, name → ``[*shape]``.
 
     Attributes:
         network: the network's own tensors, by name.
@@ -26,10 +26,12 @@ class ClientTensors:
             the integers for which ``full`` has floats, and those that no checkpoint has.
     """
 
-    def __init__(self, lent_network: LentNetwork, start: Mapping[str, Tensor], k: int) -> None:
+    def __init__(
+        self, lent_network: LentNetwork, broadcast_model: Mapping[str, Tensor], k: int
+    ) -> None:
         self.network = lent_network.tensors
         self.trained = [name for name, t in self.network.items() if t.requires_grad]
-        self.full: Params = {name: broadcast_like(t, k) for name, t in start.items()}
+        self.full: Params = {name: empty_rows(t, k) for name, t in broadcast_model.items()}
         self.buffers: Params = {}
         for name, t in self.full.items():
             if name not in self.trained:
@@ -38,19 +40,21 @@ class ClientTensors:
         self._unsaved: Params = {}
         for name, t in self.network.items():
             is_parameter = isinstance(t, nn.Parameter)
-            if name not in start and name not in lent_network.saved and not is_parameter:
+            if name not in broadcast_model and name not in lent_network.saved and not is_parameter:
                 self._unsaved[name] = t.data
-                self.buffers[name] = broadcast_like(t, k)
+                self.buffers[name] = empty_rows(t, k)
         # integers that forward passes count, and their floats
         self._counters: list[tuple[Tensor, Tensor]] = []
-        for name in start:
+        for name in broadcast_model:
             if not self.network[name].is_floating_point():
-                self.buffers[name] = broadcast_like(self.network[name], k)
+                self.buffers[name] = empty_rows(self.network[name], k)
                 self._counters.append((self.buffers[name], self.full[name]))
 
-    def load(self, start: Mapping[str, Tensor]) -> None:
+    def load(self, broadcast_model: Mapping[str, Tensor]) -> None:
         """All clients begin at this model. The network must have its own tensors."""
-        torch._foreach_copy_([self.full[name] for name in start], list(start.values()))
+        torch._foreach_copy_(
+            [self.full[name] for name in broadcast_model], list(broadcast_model.values())
+        )
         for name, t in self._unsaved.items():
             self.buffers[name].copy_(t)
         self.count_from_full()
@@ -65,9 +69,9 @@ class ClientTensors:
         for counter, t in self._counters:
             t.copy_(counter)
 
-    def teacher(self, start: Mapping[str, Tensor]) -> Params:
-        """The broadcast model ``start``, and what the network needs in addition to it."""
-        return self._unsaved | dict(start)
+    def teacher(self, broadcast_model: Mapping[str, Tensor]) -> Params:
+        """The broadcast model, and what the network needs in addition to it."""
+        return self._unsaved | dict(broadcast_model)
 
     @cached_property
     def first(self) -> Params:

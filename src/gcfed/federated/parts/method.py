@@ -55,7 +55,7 @@ def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params
     """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors
     shaped like its own.
     """
-    shapes: dict[str, Params] = {"delta": dict(round.start)}
+    shapes: dict[str, Params] = {"delta": dict(round.broadcast_model)}
     for part in parts:
         for name, like in part.uploads(round).items():
             shapes[name] = shapes.get(name, {}) | like

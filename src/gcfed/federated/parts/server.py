@@ -25,8 +25,9 @@ class ServerPart(Part):
     """
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        """Called before the download is sent: may replace entries of ``download.model`` and fill
-        ``download.extra``.
+        """Called before the download is sent.
+
+        May replace entries of ``download.broadcast_model``, and fill ``download.extra``.
         """
 
     def uploads(self, round: Round) -> dict[str, Params]:

@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gcfed.utils.renamed import Renamed
+
 Params = dict[str, Tensor]
 """Tensors of a network, by name."""
 
@@ -47,12 +49,12 @@ class Download(Message):
         round: index of the round, from 0. It is also the version of the model.
         seed: the run's seed; every draw derives from it.
         lr: η_l, the clients' learning rate in this round.
-        model: where clients start, name → ``[*shape]``; ``on_broadcast`` may replace tensors, but
-            must not edit them.
+        broadcast_model: the model from which the clients train, name → ``[*shape]``. A method's
+            ``on_broadcast`` may replace tensors, but must not edit them.
         cohort: ids of the clients whose answers the round uses, ``[K]``, sorted.
         extra: what methods send in addition to the model, by name: name → ``[*shape]``.
-        sent_bytes: size in bytes of entries of ``model`` and ``extra`` that are sent in fewer bytes
-            than tensors have.
+        sent_bytes: size in bytes of entries of ``broadcast_model`` and ``extra`` that are sent in
+            fewer bytes than tensors have.
         used: index of the round that uses the answers of late clients, for measurements. None: the
             round of the download.
     """
@@ -60,17 +62,19 @@ class Download(Message):
     round: int
     seed: int
     lr: float
-    model: Params
+    broadcast_model: Params
     cohort: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
     sent_bytes: dict[str, int] = field(default_factory=dict)
     used: int | None = None
 
+    model = Renamed("broadcast_model")
+
     @property
     def nbytes(self) -> int:
         """Size of the message to one client."""
         size = sum(self.sent_bytes.values())
-        for name, t in self.model.items():
+        for name, t in self.broadcast_model.items():
             if name not in self.sent_bytes:
                 size += t.nbytes
         for name, tensors in self.extra.items():

@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Download, Params
 from gcfed.utils.device import device_of
+from gcfed.utils.renamed import Renamed
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,10 +29,10 @@ class Round:
         cohort: ids of the clients whose uploads this round uses, ``[K]``, sorted. A round's tables
             have a row for each.
         num_clients: N, the size of the population.
-        start: the broadcast model, name → ``[*shape]``: the download's ``model``, in which parts
-            may replace entries.
+        broadcast_model: the download's model, name → ``[*shape]``. It differs from
+            ``server_model`` where a method's ``on_broadcast`` has replaced tensors.
         lr: η_l, the clients' learning rate in this round.
-        model: the server's own model, name → ``[*shape]``.
+        server_model: the server's own model before its step, name → ``[*shape]``.
         optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each client of the cohort has, ``[K]``. It is
@@ -44,12 +45,15 @@ class Round:
     seed: int
     cohort: np.ndarray
     num_clients: int
-    start: Params
+    broadcast_model: Params
     lr: float
-    model: Params = field(default_factory=dict)
+    server_model: Params = field(default_factory=dict)
     optimizer: Optimizer | None = None
     download: Download | None = None
     versions: np.ndarray = field(kw_only=True)
+
+    start = Renamed("broadcast_model")
+    model = Renamed("server_model")
 
     def reduce(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The sums of these tensors over all processes.
@@ -73,7 +77,7 @@ class Round:
 
     def zeros(self, *shape: int) -> Tensor:
         """Float64 zeros on the device of the model, for sums over the round."""
-        return torch.zeros(shape, dtype=torch.float64, device=device_of(self.start))
+        return torch.zeros(shape, dtype=torch.float64, device=device_of(self.broadcast_model))
 
 
 @dataclass(frozen=True, eq=False)

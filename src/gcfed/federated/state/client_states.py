@@ -64,5 +64,5 @@ class ClientStates(dict[str, Params]):
 
 def like_trained(part: Any, download: Download) -> Params:
     """``KeptState.like`` of a part that keeps tensors like the trained parameters."""
-    like: Params = part.trained(download.model)
+    like: Params = part.trained(download.broadcast_model)
     return like

@@ -25,7 +25,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import Strategy
 from torch import Tensor
 
-from gcfed.federated.network.rows import broadcast_like
+from gcfed.federated.network.rows import empty_rows
 from gcfed.federated.parallel.strategy import rank_and_world
 from gcfed.federated.protocol.messages import Params
 from gcfed.utils.checked import checked
@@ -105,7 +105,7 @@ class ClientStores:
             Refusal: a client's file is lost, damaged, or of another model. The message names
                 the file.
         """
-        states = {tensor: broadcast_like(t, len(clients)) for tensor, t in like.items()}
+        states = {tensor: empty_rows(t, len(clients)) for tensor, t in like.items()}
         for row, key in enumerate(self._keys(name, clients)):
             state = {tensor: t[row] for tensor, t in states.items()}
             if key in self._gpu_states:

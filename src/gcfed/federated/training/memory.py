@@ -141,8 +141,8 @@ class TrainingMemory:
         module = self.module
         if recorder is not None and is_reused:
             # the stack gets the models of later rounds in the same memory
-            model = {name: t.clone() for name, t in start.model.items()}
-            start = replace(start, model=model)
+            model = {name: t.clone() for name, t in start.broadcast_model.items()}
+            start = replace(start, broadcast_model=model)
         stack = ClientStack(
             module.net,
             start,

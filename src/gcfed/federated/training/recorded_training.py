@@ -72,9 +72,9 @@ class RecordedTraining(LocalTraining):
         self._done_rows = []
 
     def restart(self, start: StackStart, plan: BatchPlan) -> None:
-        model = self.stack.start  # the recordings read this memory
-        torch._foreach_copy_(list(model.values()), [start.model[name] for name in model])
-        super().restart(replace(start, model=model), plan)
+        model = self.stack.broadcast_model  # the recordings read this memory
+        torch._foreach_copy_(list(model.values()), [start.broadcast_model[name] for name in model])
+        super().restart(replace(start, broadcast_model=model), plan)
 
     def _reset(self, plan: BatchPlan) -> None:
         cleared = [self._number, *self._loss_tables]

@@ -78,7 +78,7 @@ class LocalDrift(ClientPart):
         """
         constant = {}
         for name, mean in download.extra["feddc"].items():
-            pull = (own["feddc_drift"][name] - download.model[name]).mul_(self.alpha)
+            pull = (own["feddc_drift"][name] - download.broadcast_model[name]).mul_(self.alpha)
             constant[name] = pull.add_(mean).sub_(own["feddc_control"][name])
         return constant
 

@@ -60,7 +60,9 @@ class DynamicPull(Proximal):
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         sums = own["feddyn"]
-        return {"anchor": {name: download.model[name] - total for name, total in sums.items()}}
+        return {
+            "anchor": {name: download.broadcast_model[name] - total for name, total in sums.items()}
+        }
 
     def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
         """Adds the Δ_k that the server received, so that u stays the mean of the u_k."""

@@ -151,7 +151,7 @@ class ServerConstraint(ServerPart):
         self._failed = 0
         if not self.cgc:
             return
-        start = self.trained(download.model)
+        start = self.trained(download.broadcast_model)
         first = "previous" not in self._states
         previous = self.server_state("previous", start, zeros=False)
         # η'g'

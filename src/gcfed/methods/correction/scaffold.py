@@ -93,7 +93,7 @@ class MeanVariate(ServerPart):
         self.message = message
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = self.trained(round.start)
+        like = self.trained(round.broadcast_model)
         self.control = self.server_state("c", like)
         download.extra[self.message] = self.control
 

@@ -98,6 +98,6 @@ class MeanMoment(MeanMomentum):
     """v̄ and t, one number each."""
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        zero = {name: round.start[name].new_zeros(()) for name in self.trained_names}
+        zero = {name: round.broadcast_model[name].new_zeros(()) for name in self.trained_names}
         self.control = self.server_state("v", zero | {"t": next(iter(zero.values()))})
         download.extra[self.message] = self.control

@@ -66,7 +66,7 @@ class MeanStep(ServerPart):
     ]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = self.trained(round.start)
+        like = self.trained(round.broadcast_model)
         self.direction = self.server_state("delta", like)
         download.extra["fedcm"] = self.direction
 

@@ -67,9 +67,9 @@ class LookAhead(ServerPart):
         minus_m = self.minus_momentum(round)
         if not minus_m:
             return
-        theta = [download.model[name] for name in minus_m]
+        theta = [download.broadcast_model[name] for name in minus_m]
         ahead = torch._foreach_sub(theta, list(minus_m.values()), alpha=self.momentum)
-        download.model |= dict(zip(minus_m, ahead, strict=True))
+        download.broadcast_model |= dict(zip(minus_m, ahead, strict=True))
 
     def minus_momentum(self, round: Round) -> Params:
         """−m, the momentum buffer of the server's SGD; empty before its first step."""

@@ -155,7 +155,7 @@ class CurvatureSums(ServerPart):
     needs = [mean_aggregator("a client subtracts its own part from the sum over all")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        like = self.trained(round.start)
+        like = self.trained(round.broadcast_model)
         self._sums = {message: self.server_state(message, like) for message in MESSAGES}
         self._last = self.server_state("round", {"index": torch.zeros((), dtype=torch.int64)})
         download.extra |= self._sums | {"fedcurv_round": self._last}

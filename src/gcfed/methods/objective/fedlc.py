@@ -48,7 +48,7 @@ class FedLC(ClientPart):
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()
-        like = next(iter(stack.start.values()))
+        like = next(iter(stack.broadcast_model.values()))
         return {"margins": on_device(self.tau * counts**-self.exponent, like.device, like.dtype)}
 
     def calibrate(self, stack: ClientStack, logits_KBC: Tensor) -> Tensor:

@@ -99,7 +99,7 @@ class FedReg(ClientPart):
         self._unmoved: list[Tensor] = []
         if self.gamma < 1:
             weights = _weights(stack)
-            start = [stack.start[name] for name in stack.leaves]
+            start = [stack.broadcast_model[name] for name in stack.leaves]
             self._unmoved = [t.clone() for t in weights]
             torch._foreach_lerp_(weights, start, 1 - self.gamma)
 
@@ -125,7 +125,7 @@ class FedReg(ClientPart):
             return
         pseudo, labels, perturbed, y, weight = stack.prepared[self]["pass"].next(stack.active)
         weights = _weights(stack)
-        start = [stack.start[name] for name in stack.leaves]
+        start = [stack.broadcast_model[name] for name in stack.leaves]
         drift = list(torch._foreach_sub(weights, start))
         middle = torch._foreach_lerp(weights, start, 1 - self.beta)
         params = {name: t.requires_grad_() for name, t in zip(stack.leaves, middle, strict=True)}

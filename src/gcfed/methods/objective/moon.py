@@ -43,7 +43,9 @@ class Moon(ClientPart):
     recordable = "stack"
     reads = {"features"}
     needs = [network_functions("features", "head"), teacher]
-    keeps = {"moon": KeptState(lambda part, download: download.model, starts_at_model=True)}
+    keeps = {
+        "moon": KeptState(lambda part, download: download.broadcast_model, starts_at_model=True)
+    }
 
     def __init__(self, mu: Weight = 1.0, temperature: Positive = 0.5) -> None:
         self.mu = mu
@@ -53,7 +55,7 @@ class Moon(ClientPart):
         known = own.version >= 0
         if not known.any():
             return {}
-        like = next(iter(stack.start.values()))
+        like = next(iter(stack.broadcast_model.values()))
         return {"previous": own["moon"], "known": on_device(known, like.device, like.dtype)}
 
     def local_loss(self, stack: ClientStack, batch: Batch, out: Output) -> Tensor | None:

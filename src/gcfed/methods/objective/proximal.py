@@ -27,7 +27,7 @@ class Proximal(ClientPart):
         self.mu = mu
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
-        return {"anchor": stack.start}
+        return {"anchor": stack.broadcast_model}
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         stack = pl_module.clients

@@ -41,7 +41,9 @@ class APFL(SecondModel):
     recordable = "run"
     keeps = SecondModel.keeps | {  # α − ``alpha``
         "apfl": KeptState(
-            lambda part, download: {"alpha": next(iter(download.model.values())).new_zeros(())}
+            lambda part, download: {
+                "alpha": next(iter(download.broadcast_model.values())).new_zeros(())
+            }
         )
     }
 

@@ -37,7 +37,7 @@ from gcfed.utils.checked import Weight, checked
 
 def rate(download: Download) -> Tensor:
     """η as a tensor ``[]``, because a recorded step would repeat a number."""
-    return next(iter(download.model.values())).new_full((), download.lr)
+    return next(iter(download.broadcast_model.values())).new_full((), download.lr)
 
 
 class SecondModel(ClientPart):
@@ -46,7 +46,11 @@ class SecondModel(ClientPart):
     order = Order.MOVES_WEIGHTS
     result = OWN_MODELS
     needs = [local_sgd("its personal model makes plain steps")]
-    keeps = {"second_model": KeptState(lambda part, download: download.model, starts_at_model=True)}
+    keeps = {
+        "second_model": KeptState(
+            lambda part, download: download.broadcast_model, starts_at_model=True
+        )
+    }
 
     def validate(self, setup: Setup) -> None:
         self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
@@ -101,6 +105,6 @@ class Ditto(SecondModel):
         self, stack: ClientStack, objective: Callable[[], Tensor], w: Params
     ) -> list[Tensor]:
         grads = list(stack.gradients(objective()).values())
-        drift = [leaf.detach() - stack.start[name] for name, leaf in stack.leaves.items()]
+        drift = [leaf.detach() - stack.broadcast_model[name] for name, leaf in stack.leaves.items()]
         torch._foreach_add_(grads, drift, alpha=self.lam)
         return grads

@@ -32,7 +32,7 @@ class LocalNorm(ClientPart):
     method = "model.norm_policy=local"
     keeps = {
         "batch_norm": KeptState(
-            lambda part, download: {name: download.model[name] for name in part.kept},
+            lambda part, download: {name: download.broadcast_model[name] for name in part.kept},
             starts_at_model=True,
         )
     }

@@ -121,7 +121,7 @@ class Withheld(ServerPart):
         download.sent_bytes |= dict.fromkeys(self.kept, 0)  # clients know the initial values
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        return {"delta": {name: round.start[name].new_empty(0) for name in self.kept}}
+        return {"delta": {name: round.broadcast_model[name].new_empty(0) for name in self.kept}}
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
         # another part may withhold the same tensor, and has decoded it
@@ -130,7 +130,7 @@ class Withheld(ServerPart):
         return sent.new_zeros(*sent.shape[:-1], *self.kept[name])
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        update |= {name: torch.zeros_like(round.start[name]) for name in self.kept}
+        update |= {name: torch.zeros_like(round.broadcast_model[name]) for name in self.kept}
 
 
 class WithheldSide(Withheld):

@@ -24,7 +24,7 @@ class FedDPC(ServerPart):
     needs = [mean_aggregator("it projects the mean instead of each update")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = self.trained(round.model)
+        model = self.trained(round.server_model)
         before = list(self.server_state("before", model, zeros=False).values())
         now = list(model.values())
         self.step = torch._foreach_sub(now, before)

@@ -43,11 +43,11 @@ class FedExP(ServerPart):
         self.epsilon = epsilon
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        theta = self.trained(round.start)
+        theta = self.trained(round.broadcast_model)
         self.before = list(self.server_state("before", theta, zeros=False).values())
         doubled = torch._foreach_mul(list(theta.values()), 2.0)
         self.iterate = torch._foreach_sub(doubled, self.before)
-        download.model |= dict(zip(theta, self.iterate, strict=True))
+        download.broadcast_model |= dict(zip(theta, self.iterate, strict=True))
 
     def sums(self, round: Round) -> Params:
         return {"squares": round.zeros()}  # Σ_k ‖Δ_k‖²

@@ -33,7 +33,7 @@ class FedVARP(ServerPart):
 
     def on_receive(self, upload: Upload, round: Round) -> None:
         """Replaces Δ_k by Δ_k − y_k. A client whose numbers are not finite keeps its y_k."""
-        like = self.trained(round.start)
+        like = self.trained(round.broadcast_model)
         table = self.stores.read("fedvarp", upload.clients, like)
         new = {}
         for name, old in table.items():

@@ -104,6 +104,8 @@ class FedAsync(FedBuff):
         assert round.download is not None
         mixing = self.mixing * self.scale(round.index - upload.round)
         # w_k − w = Δ_k + (w_v − w), with w_v the model that the client was sent.
-        moved = {name: round.download.model[name] - t for name, t in round.model.items()}
+        moved = {
+            name: round.download.broadcast_model[name] - t for name, t in round.server_model.items()
+        }
         upload.delta = {name: (t + moved[name]) * mixing for name, t in upload.delta.items()}
         return None

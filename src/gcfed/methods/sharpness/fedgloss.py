@@ -41,11 +41,11 @@ class AscentSum(UpdateSum):
         self.rho = rho
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = self.trained(round.start)
+        model = self.trained(round.broadcast_model)
         self.last = self.server_state("last", model)
         moves = along([t.unsqueeze(0) for t in self.last.values()], -self.rho)
         for name, move in zip(model, moves, strict=True):
-            download.model[name] = model[name] + move.squeeze(0)
+            download.broadcast_model[name] = model[name] + move.squeeze(0)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         torch._foreach_copy_(list(self.last.values()), [update[name] for name in self.last])

@@ -48,7 +48,7 @@ class FedSol(Sam):
     ) -> Sequence[Tensor]:
         with torch.no_grad():
             teacher = (stack.reference(batch.x).logits_KBC / self.temperature).softmax(-1)
-            start = [stack.start[name] for name in stack.leaves]
+            start = [stack.broadcast_model[name] for name in stack.leaves]
             drift = torch._foreach_sub(list(stack.leaves.values()), start)
         student = (stack(batch.x).logits_KBC / self.temperature).log_softmax(-1)
         divergence = batch.mean(F.kl_div(student, teacher, reduction="none").sum(-1))

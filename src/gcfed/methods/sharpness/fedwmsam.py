@@ -81,7 +81,7 @@ class OwnMomentum(ControlVariates, Sam):
         for name, leaf in stack.leaves.items():
             weights.append(leaf.detach())
             move = per_client(ahead, leaf) * prepared["mixed"][name][: stack.active]
-            targets.append(stack.start[name] + move)
+            targets.append(stack.broadcast_model[name] + move)
         directions = torch._foreach_sub(targets, weights)
         ahead.add_(1 / (1 - prepared["alpha"]))
         return self.move(directions)

@@ -71,7 +71,7 @@ class Sam(ClientPart):
         """Returns ρ d/‖d‖ if it is the same in all steps."""
         if self.direction == "own":
             return None
-        back = {name: old - stack.start[name] for name, old in own["sam"].items()}
+        back = {name: old - stack.broadcast_model[name] for name, old in own["sam"].items()}
         moves = along(list(back.values()), self.rho)
         return dict(zip(back, moves, strict=True))
 
@@ -115,6 +115,6 @@ class Sam(ClientPart):
         self, upload: Upload, own: ClientStates, download: Download
     ) -> Mapping[str, Params] | None:
         return {
-            name: {n: download.model[n].expand_as(t) for n, t in old.items()}
+            name: {n: download.broadcast_model[n].expand_as(t) for n, t in old.items()}
             for name, old in own.items()
         }

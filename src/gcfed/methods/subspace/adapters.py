@@ -93,7 +93,9 @@ class OtherFactor(Withheld):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         fixed = FIXED[round.index % 2]
-        self.kept = {name: round.start[name].shape for name in self.trained_names if fixed in name}
+        self.kept = {
+            name: round.broadcast_model[name].shape for name in self.trained_names if fixed in name
+        }
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         for name in self.kept:
@@ -123,14 +125,14 @@ class MeanProduct(ServerPart):
     def sums(self, round: Round) -> Params:
         sums = {}
         for name_a, name_b in self.pairs.items():
-            outputs = len(round.start[name_b])
-            inputs = round.start[name_a][0].numel()
+            outputs = len(round.broadcast_model[name_b])
+            inputs = round.broadcast_model[name_a][0].numel()
             sums[name_a] = round.zeros(outputs, inputs)
         return sums
 
     def on_receive(self, upload: Upload, round: Round) -> Params:
         assert round.download is not None
-        start = round.download.model  # of late clients, an older model than the round's
+        start = round.download.broadcast_model  # of late clients, an older model than the round's
         sums = {}
         for name_a, name_b in self.pairs.items():
             a = (start[name_a] + upload.delta[name_a]).double().flatten(2)
@@ -142,9 +144,9 @@ class MeanProduct(ServerPart):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for name_a, name_b in self.pairs.items():
             mean = round.sums[self][name_a] / round.num_finite
-            a, b = factors(mean, round.start[name_a], round.start[name_b])
-            update[name_a] = a - round.start[name_a]
-            update[name_b] = b - round.start[name_b]
+            a, b = factors(mean, round.broadcast_model[name_a], round.broadcast_model[name_b])
+            update[name_a] = a - round.broadcast_model[name_a]
+            update[name_b] = b - round.broadcast_model[name_b]
 
 
 AVERAGES: dict[str, Any] = {

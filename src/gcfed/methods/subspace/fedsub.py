@@ -59,7 +59,8 @@ class Duals(SubspaceClient):
     keeps = {
         "fedsub": KeptState(
             lambda part, download: {
-                name: part.space[name].project(download.model[name]) for name in part.trained_names
+                name: part.space[name].project(download.broadcast_model[name])
+                for name in part.trained_names
             }
         )
     }
@@ -86,7 +87,9 @@ class Duals(SubspaceClient):
         for epoch in set(epochs.tolist()) - {-1, download.round // self.spaces.refresh}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
             for name, dual in duals.items():  # draws an old P again, for one tensor at a time
-                old = self.spaces.projector(download.seed, epoch, name, download.model[name])
+                old = self.spaces.projector(
+                    download.seed, epoch, name, download.broadcast_model[name]
+                )
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
     def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:

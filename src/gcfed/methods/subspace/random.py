@@ -145,7 +145,7 @@ class SubspaceClient(ClientPart):
 
     def on_download(self, download: Download) -> None:
         self.space = self.spaces.space(
-            download.seed, download.round, download.model, self.trained_names
+            download.seed, download.round, download.broadcast_model, self.trained_names
         )
 
     @torch.no_grad()
@@ -185,9 +185,12 @@ class SubspaceServer(ServerPart):
         self.spaces = spaces
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        self.space = self.spaces.space(round.seed, round.index, download.model, self.trained_names)
+        self.space = self.spaces.space(
+            round.seed, round.index, download.broadcast_model, self.trained_names
+        )
         self.coordinates = {
-            name: self.space[name].project(download.model[name]) for name in self.trained_names
+            name: self.space[name].project(download.broadcast_model[name])
+            for name in self.trained_names
         }
         download.sent_bytes |= {name: z.nbytes for name, z in self.coordinates.items()}
 
@@ -200,4 +203,4 @@ class SubspaceServer(ServerPart):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         for name in self.trained_names:
             lifted = self.space[name].lift(update[name])
-            update[name] = torch.empty_like(round.start[name]).copy_(lifted)
+            update[name] = torch.empty_like(round.broadcast_model[name]).copy_(lifted)

@@ -53,7 +53,7 @@ class SSF(Method):
 
 def _on_cpu(part: Part, download: Download) -> Params:
     """Tensors like the parameters that are trained, on the CPU."""
-    like = {name: download.model[name] for name in part.trained_names}
+    like = {name: download.broadcast_model[name] for name in part.trained_names}
     return {name: torch.empty(t.shape, dtype=t.dtype) for name, t in like.items()}
 
 
@@ -86,7 +86,7 @@ class ProjectedMean(SubspaceServer):
     def on_broadcast(self, download: Download, round: Round) -> None:
         super().on_broadcast(download, round)
         self.control = self.server_state("c", _on_cpu(self, download))
-        device = device_of(download.model)
+        device = device_of(download.broadcast_model)
         self._projected = {}
         for name, control in self.control.items():
             self._projected[name] = self.space[name].project(control.to(device))

@@ -1,0 +1,36 @@
+"""Attributes of earlier versions."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from gcfed.utils.refusal import Refusal
+
+
+class Renamed:
+    """Stands in a class for an attribute that has another name now.
+
+    A read or an assignment of the earlier name raises Refusal with the name of today::
+
+        class Download:
+            model = Renamed("broadcast_model")
+    """
+
+    def __init__(self, name_now: str) -> None:
+        self.name_now = name_now
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.owner = owner.__name__
+        self.earlier_name = name
+
+    def __get__(self, instance: object, owner: type) -> Self:
+        if instance is None:  # a look at the class
+            return self
+        raise self._refusal()
+
+    def __set__(self, instance: object, value: object) -> None:
+        raise self._refusal()
+
+    def _refusal(self) -> Refusal:
+        owner = self.owner
+        return Refusal(f"{owner}.{self.earlier_name} is now {owner}.{self.name_now}.")

@@ -1,0 +1,47 @@
+"""Attributes of earlier versions, which methods of one's own may still use."""
+
+import pytest
+from conftest import refuses
+from harness import make_download, make_net, make_received, make_round, stack_of, train_rounds
+
+from gcfed.federated.network.lent_network import travelling_state
+from gcfed.federated.parts import ClientPart, ServerPart
+
+MODEL = travelling_state(make_net())
+
+
+@pytest.mark.parametrize(
+    ("thing", "earlier", "today"),
+    [
+        (make_download(MODEL), "model", "Download.broadcast_model"),
+        (make_round(MODEL), "start", "Round.broadcast_model"),
+        (make_round(MODEL), "model", "Round.server_model"),
+        (make_received(MODEL), "start", "Round.broadcast_model"),
+        (stack_of(make_net()), "start", "ClientStack.broadcast_model"),
+    ],
+)
+def test_an_earlier_name_is_refused_with_the_name_of_today(thing, earlier, today):
+    with refuses(rf"\.{earlier} is now {today}\.$"):
+        getattr(thing, earlier)
+
+
+def test_an_assignment_to_an_earlier_name_is_refused():
+    """Otherwise a method would replace a model that nobody sends."""
+    with refuses(r"^Download\.model is now Download\.broadcast_model\.$"):
+        make_download(MODEL).model = {}
+
+
+class LooksAhead(ServerPart):
+    def on_broadcast(self, download, round):
+        download.model |= {name: t + 1 for name, t in download.model.items()}
+
+
+class Compares(ClientPart):
+    def on_clients_end(self, stack, download):
+        return {"drift": {name: t - stack.start[name] for name, t in stack.full.items()}}
+
+
+@pytest.mark.parametrize("method", [LooksAhead(), Compares()])
+def test_a_run_with_a_method_of_an_earlier_version_is_refused(method):
+    with refuses(r"\.broadcast_model\.$"):
+        train_rounds(rounds=1, methods=[method])
