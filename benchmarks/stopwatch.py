@@ -12,7 +12,6 @@ from lightning.pytorch import Trainer
 
 import gcfed.federated.engine.client as client_module
 import gcfed.federated.parallel.sums as sums_module
-import gcfed.federated.training.solver as solver_module
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
@@ -20,6 +19,7 @@ from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parallel.shared import SharedSums
 from gcfed.federated.parts import ClientPart, Part, ServerPart
 from gcfed.federated.training.batches import BatchPlan
+from gcfed.federated.training.objective import LocalObjective
 from gcfed.optim.kernels import FusedKernel
 
 HOOKS = {
@@ -82,7 +82,7 @@ class Stopwatch:
         self.wrap(ClientStack, "load", "broadcast")
         self.wrap(loop.solver, "plan", "batch")
         self.wrap(BatchPlan, "batch", "batch")
-        self.wrap(solver_module, "local_objective", "forward")
+        self.wrap(LocalObjective, "losses_of_clients", "forward")
         self.wrap(ClientStack, "mean_loss_of_one", "forward")
         self.wrap(ClientStack, "backward", "backward")
         self.wrap(ClientStack, "gradients_of_one", "backward")

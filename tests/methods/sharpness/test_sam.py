@@ -21,7 +21,7 @@ from gcfed.federated.network.lent_network import travelling, travelling_state
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.training.hooks import StepHooks
-from gcfed.federated.training.solver import local_objective
+from gcfed.federated.training.objective import LocalObjective
 from gcfed.methods.sharpness.fedsol import FedSol
 from gcfed.methods.sharpness.sam import Sam
 
@@ -42,13 +42,14 @@ def test_weights_and_running_statistics_are_restored(federation, method):
     batch = plan.batch(federation, 0, plan.kinds[0])
     before = {name: t.clone() for name, t in stack.full.items()}
     frozen = net[2].bias.clone()
-    method.before_step(stack, batch, lambda: local_objective(stack, batch, StepHooks())[1])
+    objective = LocalObjective(stack, StepHooks())
+    method.before_step(stack, batch, lambda: objective.losses_of_clients(batch)[1])
     moved = {name for name, leaf in stack.leaves.items() if not torch.equal(leaf, before[name])}
     assert {"0.weight", "2.weight"} <= moved
     assert torch.equal(net[2].bias, frozen)
     once = stack.full["1.running_mean"].clone()
     assert not torch.equal(once, before["1.running_mean"])
-    stack.backward(local_objective(stack, batch, StepHooks())[1])
+    stack.backward(objective.losses_of_clients(batch)[1])
     assert not torch.equal(stack.full["1.running_mean"], once)
     method.on_after_backward(None, SimpleNamespace(clients=stack))
     assert torch.equal(stack.full["1.running_mean"], once)

@@ -24,7 +24,7 @@ class LocalTraining:
         self.stack = stack
         self.plan = plan
         self.optimizer = optimizer
-        self.update = unprofiled_step(optimizer)
+        self.optimizer_step = unprofiled_step(optimizer)
         # the active clients' losses in each step, and their numbers of labels
         self._losses: list[Tensor] = []
         self._labels: list[Tensor] = []

@@ -1,7 +1,6 @@
-"""Local training of K clients, between the broadcast and their uploads."""
+"""The settings of local training: batches, learning rates and the clients' optimizer."""
 
 from collections.abc import Callable
-from functools import partial
 from math import cos, pi
 from typing import Literal
 
@@ -13,20 +12,19 @@ from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.lent_network import Traits
-from gcfed.federated.network.rows import client_norms, per_client
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.protocol.messages import Download
-from gcfed.federated.training.batches import Batching, BatchPlan, Kind, last_piece, split
+from gcfed.federated.training.batches import Batching, BatchPlan, last_piece
 from gcfed.federated.training.hooks import StepHooks
+from gcfed.federated.training.local_step import LocalStep
 from gcfed.federated.training.local_training import LocalTraining
-from gcfed.optim.kernels import FusedKernel
+from gcfed.federated.training.objective import LocalObjective
 from gcfed.optim.partial import (
     fused,
     is_elementwise,
     probe_optimizer,
     try_optimizer,
 )
-from gcfed.tasks import Batch
 from gcfed.utils.checked import Count, Positive, PositiveShare, SettingError, checked
 from gcfed.utils.device import on_device
 from gcfed.utils.refusal import Refusal
@@ -200,73 +198,18 @@ class LocalSolver:
             Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
         """
         set_lr(training.optimizer, lr)
-        step = partial(self._step, training, data, hooks)
+        step = LocalStep(
+            training=training,
+            data=data,
+            hooks=hooks,
+            objective=LocalObjective(training.stack, hooks, self.accumulate),
+            clip_norm=self.clip_norm,
+        )
         # a step's kind: the number of clients that still train, and the size of their batches
         for number, kind in enumerate(training.plan.kinds):
             training.run(step, number, kind)
         training.stack.settle()
         return training.mean_losses()
-
-    def _step(
-        self,
-        training: LocalTraining,
-        data: FederatedDataModule,
-        hooks: StepHooks,
-        number: int | Tensor,
-        kind: Kind,
-    ) -> None:
-        """Makes a local step of all active clients."""
-        stack = training.stack
-        batch = training.plan.batch(data, number, kind)
-        stack.drop_grads()
-        # Each hook has a context of its own, because autocast caches the weights that it has cast.
-        for before_step in hooks.before_step:
-            with hooks.autocast():
-                before_step(stack, batch, partial(self._objective, stack, batch, hooks))
-        with hooks.autocast():
-            task, objective = self._losses(stack, batch, hooks)
-        update = self._back_propagate(training, objective, hooks)
-        if hooks.after_backward is not None:
-            hooks.after_backward()
-        if self.clip_norm is not None:
-            clip_gradients(stack, self.clip_norm)
-        update()
-        for after_step in hooks.after_step:
-            with hooks.autocast():
-                after_step(stack, batch)
-        training.keep_losses(number, task.detach(), batch.count)
-
-    def _back_propagate(
-        self, training: LocalTraining, objective: Tensor, hooks: StepHooks
-    ) -> Callable[[], object]:
-        """Computes the gradients of the objective. Returns the optimizer's step along them.
-
-        The leaves get the gradients, except where only a lone client's kernel reads them.
-        """
-        stack = training.stack
-        update = training.update
-        if isinstance(update, FusedKernel) and stack.is_lone and not self._shows_gradients(hooks):
-            return partial(update, stack.gradients_of_one(objective))
-        stack.backward(objective)
-        return update
-
-    def _shows_gradients(self, hooks: StepHooks) -> bool:
-        """Whether anything but the optimizer reads the gradients of a step."""
-        return hooks.reads_gradients or self.clip_norm is not None or self.accumulate > 1
-
-    def _losses(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
-        """Each active client's task loss, ``[n]``, and its objective, ``[n]``; the objective is
-        ``[]`` for a lone client without terms of methods.
-        """
-        if hooks.changes_objective or self.accumulate > 1 or not stack.is_lone:
-            return local_objective(stack, batch, hooks, self.accumulate)
-        loss = stack.mean_loss_of_one(batch)
-        return loss.detach().unsqueeze(0), loss
-
-    def _objective(self, stack: ClientStack, batch: Batch, hooks: StepHooks) -> Tensor:
-        """The whole objective at the present weights, ``[n]``."""
-        _, objective = local_objective(stack, batch, hooks, self.accumulate)
-        return objective
 
 
 def set_lr(optimizer: Optimizer, lr: float) -> None:
@@ -276,54 +219,3 @@ def set_lr(optimizer: Optimizer, lr: float) -> None:
             group["lr"].fill_(lr)
         else:
             group["lr"] = lr
-
-
-def clip_gradients(stack: ClientStack, bound: float) -> None:
-    """Scales the gradient of each active client to at most this norm."""
-    (grads,) = stack.with_grads()
-    scale_K = (bound / (client_norms(grads) + 1e-6)).clamp(max=1.0)
-    for grad in grads:
-        grad.mul_(per_client(scale_K, grad))
-
-
-def local_objective(
-    stack: ClientStack, batch: Batch, hooks: StepHooks, n: int = 1
-) -> tuple[Tensor, Tensor]:
-    """Each active client's task loss, and its objective with the terms of the methods, both
-    ``[n]``.
-
-    Of ``n`` pieces of the batch, it back-propagates all but the last.
-    ``stack.backward(objective)`` then adds the last gradient.
-    """
-    if n == 1:
-        return whole_objective(stack, batch, hooks)
-    dtype = torch.promote_types(next(iter(stack.full.values())).dtype, torch.float32)
-    task = objective = batch.count.new_zeros(())
-    for piece, share in split(batch, n, dtype):
-        if objective.requires_grad:
-            stack.backward(objective)
-        task_of_piece, objective_of_piece = whole_objective(stack, piece, hooks)
-        task = task.detach() + share * task_of_piece
-        objective = objective.detach() + share * objective_of_piece
-    return task, objective
-
-
-def whole_objective(stack: ClientStack, batch: Batch, hooks: StepHooks) -> tuple[Tensor, Tensor]:
-    """The task loss and the objective, both ``[n]``, of a batch that is not split."""
-    out = stack(batch.x)
-    logits = out.logits_KBC
-    for calibrate in hooks.calibrate:
-        logits = calibrate(stack, logits)
-    task = stack.task.mean_losses(logits, batch)
-    objective = task if hooks.task_weight == 1 else task * hooks.task_weight
-    for local_loss in hooks.local_loss:
-        term = local_loss(stack, batch, out)
-        if term is None:
-            continue
-        if term.shape != task.shape:
-            raise Refusal(
-                f"{local_loss.__qualname__} returns a tensor of shape {[*term.shape]}, not"
-                f" {[*task.shape]}: one number for each client."
-            )
-        objective = objective + term
-    return task, objective
