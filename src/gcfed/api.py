@@ -240,7 +240,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     """
     import pandas as pd
 
-    from gcfed.reporting.frame import OF_A_RUN, frame_of
+    from gcfed.reporting.frame import RUN_COLUMNS, frame_of
 
     asked = [measures] if isinstance(measures, str) else [*measures]
     for measure in asked:
@@ -258,7 +258,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     frame["reason"] = [run.reason for run in found_runs]
     frame["repeated"] = table["repeated"]
     frame["rounds"] = [run.rounds for run in found_runs]
-    for key in table.columns.difference([*OF_A_RUN, *frame], sort=False):
+    for key in table.columns.difference([*RUN_COLUMNS, *frame], sort=False):
         frame[key] = [run.leaves.get(key) for run in found_runs]
     for measure in asked:
         frame[measure] = pd.Series(

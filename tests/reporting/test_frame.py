@@ -3,7 +3,7 @@
 import pytest
 from run_folders import GCFED, PLACE, run_of
 
-from gcfed.reporting.frame import OF_A_RUN, frame_of
+from gcfed.reporting.frame import RUN_COLUMNS, frame_of
 
 
 def methods(*runs):
@@ -201,10 +201,10 @@ def test_keys_with_the_names_of_columns_do_not_collide():
     names = ("run", "setting", "place", "method", "repeated")
     frame = frame_of(run_of(**dict.fromkeys(names, value)) for value in ("a", "b"))
     assert frame["setting"].nunique() == 2
-    assert [*frame.columns[: len(OF_A_RUN)]] == OF_A_RUN
+    assert [*frame.columns[: len(RUN_COLUMNS)]] == RUN_COLUMNS
     assert [*frame["repeated"]] == [False, False]
 
 
 def test_without_runs_the_frame_is_empty():
-    assert [*frame_of([]).columns] == OF_A_RUN
+    assert [*frame_of([]).columns] == RUN_COLUMNS
     assert frame_of([]).empty

@@ -17,9 +17,9 @@ from gcfed.folders.versions import mixed_versions
 
 log = logging.getLogger(__name__)
 
-#: Columns of the frame. All others are dotted config keys in which runs differ, as text ("" if a
-#: key is not set).
-OF_A_RUN = ["run", "setting", "place", "method", "seed", "state", "repeated"]
+#: The columns that say which run it is. All others are dotted config keys in which runs differ, as
+#: text ("" if a key is not set).
+RUN_COLUMNS = ["run", "setting", "place", "method", "seed", "state", "repeated"]
 #: Keys of the place: data, model, clients, attack, rounds. All other keys belong to the method.
 _PLACE = (
     "attack.",
@@ -63,7 +63,7 @@ _PLAIN = re.compile(
 
 
 def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
-    """A row per run whose config can be read, with the columns :data:`OF_A_RUN`.
+    """A row per run whose config can be read, with the columns :data:`RUN_COLUMNS`.
 
     Runs with the same ``setting`` are repetitions: all keys that change results are equal, except
     the seed. Methods are compared within a ``place``: data, model, clients, partition, rounds. If a
@@ -73,7 +73,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     """
     runs = [run for run in runs if run.config]
     if not runs:
-        return pd.DataFrame(columns=OF_A_RUN)
+        return pd.DataFrame(columns=RUN_COLUMNS)
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
     _complete_seeds(keys, runs)
@@ -97,7 +97,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     _warn_of_changed_data(frame[~frame["repeated"]])
     _warn_of_versions(frame[~frame["repeated"]])
     # a foreign config may have keys with the names of our columns
-    return frame.join(keys[differing].drop(columns=OF_A_RUN, errors="ignore"))
+    return frame.join(keys[differing].drop(columns=RUN_COLUMNS, errors="ignore"))
 
 
 def _warn_of_changed_data(frame: pd.DataFrame) -> None:
