@@ -206,6 +206,10 @@ class BesideSimulation(Wire):
         super().reply(reply)
         self.simulation.reply(reply)
 
+    def end_round(self):
+        super().end_round()
+        self.simulation.end_round()
+
 
 class Spy(ClientPart, ServerPart):
     """Sees both sides of a round, which no method may do."""

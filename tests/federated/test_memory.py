@@ -84,7 +84,7 @@ class Replies(ServerPart):
         round.reply["nothing"] = {}
 
 
-@pytest.mark.parametrize("methods", [[], [Hears(), Replies()]])
+@pytest.mark.parametrize("methods", [[], [Hears(), Replies()], [Hears()]])
 def test_no_round_keeps_the_broadcast_model(methods, monkeypatch):
     """The memory of a small model's stacks does, on a CPU."""
     monkeypatch.setattr("gcfed.federated.training.memory.SMALL", 0)

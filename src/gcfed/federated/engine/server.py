@@ -163,10 +163,11 @@ class Server:
         return self.setup.module.step(update, received.server_model)
 
     def reply(self, received: Received) -> None:
-        """Sends the server's reply to the clients, if a part has one."""
-        if not received.reply:
-            return
-        self.setup.transport.reply(received.reply)
-        # before any process reads a state that another writes
-        self.setup.module.trainer.strategy.barrier()
-        self._remember_states(received)  # clients write some states only when they hear the reply
+        """Sends the server's reply to the clients, if a part has one. It ends the round."""
+        if received.reply:
+            self.setup.transport.reply(received.reply)
+            # before any process reads a state that another writes
+            self.setup.module.trainer.strategy.barrier()
+            # clients write some states only when they hear the reply
+            self._remember_states(received)
+        self.setup.transport.end_round()

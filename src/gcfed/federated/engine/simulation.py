@@ -102,7 +102,9 @@ class Simulation(ProgramTransport):
     def reply(self, reply: Mapping[str, Params]) -> None:
         if self._round is not None:
             self._round.reply(reply)
-            self._round = None
+
+    def end_round(self) -> None:
+        self._round = None
 
     def deal(
         self, round: ClientRound, clients: np.ndarray, cohort: np.ndarray, rank: int, world: int

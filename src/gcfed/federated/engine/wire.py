@@ -75,10 +75,15 @@ class ClientEnd:
         self.simulation.fit(download.to(self.module.device), clients, send_content)
 
     def reply(self, message: bytes) -> None:
-        """Gives the server's reply to the clients of the last round."""
+        """Gives the server's reply to the clients of the last round, and ends the round."""
         self.simulation.reply(
             tree_map_only(Tensor, lambda t: t.to(self.module.device), unpack(message))
         )
+        self.end_round()
+
+    def end_round(self) -> None:
+        """Ends the last round, also if there was no reply."""
+        self.simulation.end_round()
 
 
 class SeparateClients(ProgramTransport):
@@ -138,3 +143,6 @@ class Wire(SeparateClients):
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         self.end.reply(pack(reply))
+
+    def end_round(self) -> None:
+        self.end.end_round()

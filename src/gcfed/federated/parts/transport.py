@@ -88,3 +88,6 @@ class Transport(Protocol):
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Sends the server's reply to the clients of the round."""
+
+    def end_round(self) -> None:
+        """Frees what a reply would need. Called at the end of every round."""
