@@ -277,7 +277,8 @@ class Inherits(Proximal):
 
 
 def test_recordable_is_not_inherited(twice):
-    assert Inherits.recordable == "run"
+    assert Proximal.recordable == "run"
+    assert Inherits.recordable == "stack"
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 

@@ -120,12 +120,10 @@ class ClientProgram:
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
             if not isinstance(callback, Part) and hears_of_steps(callback):
                 return ""
-        in_steps = self.in_steps
-        if not all(part.recordable for part in in_steps):
+        declared = {part.recordable for part in self.in_steps}
+        if "" in declared:
             return ""
-        if all(own_recordable(part) == "run" for part in in_steps):
-            return "run"
-        return "stack"
+        return "stack" if "stack" in declared else "run"
 
 
 @dataclass(frozen=True, eq=False)
@@ -205,8 +203,9 @@ class ClientRound:
                 if sends:
                     self._keep(upload, states)
                 return upload
-        finally:
-            stack.lent_network.end()  # also after an error
+        finally:  # also after an error
+            program.module.clients = None
+            stack.lent_network.end()
 
     def _begin(self, drawn: StackDraw) -> LocalTraining:
         """The local training of a stack before its first step: tensors, batches and optimizer."""
@@ -314,9 +313,3 @@ class ClientRound:
                 new_states = part.hear(reply, states, self.download) or {}
                 for name, values in new_states.items():
                     part.stores.write(name, clients, values, self.download.round, finite)
-
-
-def own_recordable(part: ClientPart) -> str | None:
-    """The part's own ``recordable``. A base class does not count, because hooks may differ."""
-    of_class = vars(type(part)).get("recordable")
-    return vars(part).get("recordable", of_class)

@@ -38,14 +38,20 @@ class ClientPart(Part):
         recordable: how long a recorded local step (a CUDA graph) stays valid. ``"stack"``: in its
             own stack, because the hooks of a step change only tensors on the device. ``"run"``: in
             later stacks too, because they read only tensors of the stack, of the batch, and of what
-            ``prepare`` returned. A subclass says so again. Empty: the steps of the run are not
-            recorded.
+            ``prepare`` returned. A subclass that does not say so again has ``"stack"``. Empty: the
+            steps of the run are not recorded.
         task_weight: factor of the task's loss, for methods that balance it against their own term.
     """
 
     reads: Set[str] = frozenset()
     recordable: Recordable = ""
     task_weight = 1.0
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        # Its hooks may read other memory than those of the base class.
+        if cls.recordable == "run" and "recordable" not in vars(cls):
+            cls.recordable = "stack"
 
     def overrides(self, *hooks: str) -> list[str]:
         """The names among ``hooks`` that it implements."""
