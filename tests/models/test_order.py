@@ -288,7 +288,6 @@ TOKENS = torch.zeros(2, 3, dtype=torch.int64)
         (scaled(nn.Linear(8, 5), 1, 8, expands=True), X, True),
         (scaled(nn.Conv1d(2, 5, 3), 1, 1, 3), X.view(2, 2, 4), True),
         (parametrizations.spectral_norm(nn.Linear(8, 1)), X, False),
-        (parametrizations.orthogonal(nn.Linear(8, 5)), X, False),
         (JoinedRows(), X, False),
     ],
 )
@@ -298,6 +297,105 @@ def test_scales_that_all_outputs_of_a_weight_share_are_no_weights(layer, x, adde
     for name in order.added:
         assert len(order.params[name]) == 1
     assert max(order.weights, key=lambda name: order.params[name].numel()) not in order.added
+
+
+@pytest.mark.parametrize("orthogonal_map", ["matrix_exp", "cayley", "householder"])
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (8, 8)])
+def test_a_parameter_whose_rows_belong_to_no_output_is_no_weight(orthogonal_map, shape):
+    """P of its gradient would not give the weight's rows a mean of zero."""
+    out, inputs = shape
+    layer = parametrizations.orthogonal(nn.Linear(inputs, out), orthogonal_map=orthogonal_map)
+    order = forward_order(layer, torch.randn(2, inputs))
+    assert order.added == {"parametrizations.weight.original"}
+    assert order.weights == []
+
+
+class Standardized(nn.Conv1d):
+    """Weight standardization: each output's entries have mean 0 and variance 1."""
+
+    def forward(self, x):
+        weight = self.weight - self.weight.mean((1, 2), keepdim=True)
+        return F.conv1d(x, weight / weight.std((1, 2), keepdim=True), self.bias)
+
+
+class Softmax(nn.Linear):
+    def __init__(self, axis):
+        super().__init__(8, 5)
+        self.axis = axis
+
+    def forward(self, x):
+        return F.linear(x, self.weight.softmax(self.axis))
+
+
+class Padded(nn.Module):
+    """One kernel ``[1, …]`` that gets a border of zeros."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 2, 3))
+
+    def forward(self, x):
+        return F.conv1d(x, F.pad(self.weight, (1, 1)), padding=2)
+
+
+@pytest.mark.parametrize(
+    ("layer", "x"),
+    [
+        (Standardized(2, 5, 3), X.view(2, 2, 4)),
+        (Softmax(0), X),
+        (Softmax(1), X),
+        (Padded(), X.view(2, 2, 4)),
+    ],
+)
+def test_a_parameter_whose_rows_belong_to_outputs_is_a_weight(layer, x):
+    order = forward_order(layer, x)
+    assert order.added == set()
+    assert order.weights == ["weight"]
+
+
+class Queries(nn.Module):
+    """Learned queries ``[Q, D]`` that attend to the data."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.query = nn.Parameter(torch.randn(4, 8))
+        self.norm = nn.LayerNorm(8)
+        self.to_query = nn.Linear(8, 8, bias=False)
+        self.to_key = nn.Linear(8, 8, bias=False)
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.how = how
+
+    def forward(self, x):
+        return self.how(self, x, self.query.expand(len(x), -1, -1))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        lambda net, x, query: net.attention(query, x, x)[0],
+        lambda net, x, query: net.attention(query=query, key=x, value=x)[0],
+        lambda net, x, query: query + net.attention(net.norm(query), x, x)[0],
+        lambda net, x, query: net.attention(x, query, query)[0],
+        lambda net, x, _: (net.to_query(net.query) @ net.to_key(x).mT).softmax(-1) @ x,
+    ],
+    ids=["given", "named", "latent", "memory", "projected"],
+)
+def test_learned_queries_are_inputs_of_a_layer(how):
+    """So they are no weights, whatever their number of rows is."""
+    net = Queries(how)
+    order = forward_order(net, torch.randn(2, 5, 8))
+    assert "query" in order.added
+    layers = {"to_query.weight", "to_key.weight"}
+    if "to_query.weight" in order.unused:
+        layers = {"attention.in_proj_weight", "attention.out_proj.weight"}
+    assert layers <= {*order.weights}
+
+
+def test_a_query_that_multiplies_the_data_itself_is_a_weight():
+    """It is a linear layer, with a score for each of its rows."""
+    net = Queries(lambda net, x, _: (net.query @ x.mT).softmax(-1) @ x)
+    order = forward_order(net, torch.randn(2, 5, 8))
+    assert "query" in order.weights
 
 
 def test_the_axis_of_the_outputs_is_found():

@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import logging
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.utils.parametrize import ParametrizationList
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
+from gcfed.models.dependence import Change, tensors_in
 from gcfed.models.facts import first_weight
 from gcfed.models.unchanged import unchanged
 from gcfed.utils.refusal import message_of
@@ -49,6 +51,23 @@ PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
 JOINS = {"cat", "stack"}
 
 
+@dataclass
+class Read:
+    """The parameters from which the inputs of one operation come.
+
+    Attributes:
+        sources: parameter → the input that comes from it.
+        whole: those that some input does not repeat.
+        in_rows: those whose rows are the rows of some input.
+        mixed: those whose rows the operation mixes.
+    """
+
+    sources: dict[str, Tensor] = field(default_factory=dict)
+    whole: set[str] = field(default_factory=set)
+    in_rows: set[str] = field(default_factory=set)
+    mixed: set[str] = field(default_factory=set)
+
+
 class ForwardOrder:
     """The order in which one forward pass uses a network's parameters.
 
@@ -62,9 +81,11 @@ class ForwardOrder:
             before.
         names: all parameters in order.
         added: parameters of two or more axes that are no weights of a layer. Most are added or
-            looked up, such as class tokens and positions. They may be scaled before. Others are
-            ``[1, …]``: they scale activations entry by entry, are the input of a layer, or scale
-            all outputs of a weight alike, as those of ``weight_norm(dim=1)`` do.
+            looked up, such as class tokens and positions. They may be scaled before. Learned
+            queries are the input of a layer. A weight may be a function that mixes the rows of
+            its parameter, as ``orthogonal`` does. Others are ``[1, …]``: they scale activations
+            entry by entry, or all outputs of a weight alike, as those of ``weight_norm(dim=1)``
+            do.
         groups: of each weight with outputs on axis 1, ``[in, out / groups, …]``: transposed
             convolutions, ``x @ w``.
         matrices: parameters that are matrices of a layer's outputs and inputs: of convolutions,
@@ -95,9 +116,22 @@ class ForwardOrder:
         self._made: dict[int, set[str]] = defaultdict(set)
         # the same memory → those of them whose entries it only has repeated
         self._repeated: dict[int, set[str]] = defaultdict(set)
+        # the same memory → those of them whose rows are none of its rows
+        self._without_rows: dict[int, set[str]] = defaultdict(set)
+        # module → the parameters that are, or give, the input of its latest call
+        self._given: dict[int, set[str]] = defaultdict(set)
         self._alive: list[Tensor] = []  # keeps memory from being used twice
         names = {id(parameter): name for name, parameter in self.params.items()}
         self._owners: dict[str, list[int]] = defaultdict(list)
+        parametrizations: set[nn.Module] = set()  # their input is a weight
+        for module in net.modules():
+            if isinstance(module, ParametrizationList):
+                parametrizations.update(module.modules())
+        self._layers: list[nn.Module] = []
+        for module in net.modules():
+            # torch.jit allows no hooks
+            if module not in parametrizations and not isinstance(module, torch.jit.ScriptModule):
+                self._layers.append(module)
         for module in net.modules():
             for parameter in module.parameters(recurse=False):
                 self._owners[names[id(parameter)]].append(id(module))
@@ -197,14 +231,25 @@ class ForwardOrder:
             order._now += 1
             order._entered[id(module)] = order._now
 
-        hook = register_module_forward_pre_hook(enter)
+        hooks = [register_module_forward_pre_hook(enter)]
+        for module in self._layers:
+            hooks.append(module.register_forward_pre_hook(self._note_inputs, with_kwargs=True))
         try:
             with Calls(), Operations():
                 yield
         finally:
-            hook.remove()
+            for hook in hooks:
+                hook.remove()
             self._alive.clear()
         self._place_the_others()
+
+    def _note_inputs(self, module: nn.Module, args: Any, kwargs: Any) -> None:
+        """Notes from which parameters the inputs of a module's call come."""
+        given = set()
+        for t in tensors_in((args, kwargs)):
+            if _memory(t) not in self._data:
+                given |= self._sources(t)
+        self._given[id(module)] = given
 
     def _place_the_others(self) -> None:
         """Gives a place to the parameters that did not meet the input."""
@@ -224,43 +269,68 @@ class ForwardOrder:
         out = func(*args, **kwargs)
         if not self._in_call:
             self._now += 1
-        inputs = _tensors_in((args, kwargs))
-        results = _tensors_in(out)
+        inputs = tensors_in((args, kwargs))
+        results = tensors_in(out)
         self._alive += inputs + results
         written = list(results)
         if func._schema.is_mutable:
             written += inputs[:1]
         meets_data = any(_memory(t) in self._data for t in inputs)
-        sources: dict[str, Tensor] = {}  # parameters from which inputs were computed → these inputs
-        whole: set[str] = set()  # those of them that some input does not repeat
+        read = Read()
         for t in inputs:
-            if _memory(t) in self._data:
-                continue
-            names = self._sources(t)
-            sources |= dict.fromkeys(names, t)
-            if meets_data or not _repeats(func, t, results):
-                whole |= names - self._repeated[_memory(t)]
+            if _memory(t) not in self._data:
+                self._read_input(Change(func, args, kwargs, t, results), meets_data, read)
+        read.in_rows -= read.mixed
         weights = {}
         is_layer = meets_data or not (_kind(func) in LOOKUPS or torch.Tag.pointwise in func.tags)
         if len(inputs) > 1 and is_layer:
-            for name, t in sources.items():
-                if not self._multiplies(func, args, name, t):
+            for name, t in read.sources.items():
+                if name not in read.in_rows or not self._multiplies(func, args, name, t):
                     continue
-                scales_all_outputs = len(self.params[name]) == 1 and name not in whole
+                scales_all_outputs = len(self.params[name]) == 1 and name not in read.whole
                 if not scales_all_outputs:
                     weights[name] = t
+        if not meets_data:
+            for name in self._inputs_of_layers(weights):
+                read.in_rows.discard(name)
+                weights.pop(name, None)
         self._note_weights(func, args, weights, meets_data)
         if meets_data:
             self._data |= {_memory(t) for t in written}
             sums = torch.Tag.pointwise not in func.tags
-            for name in sorted(sources, key=lambda name: name not in weights):
+            for name in sorted(read.sources, key=lambda name: name not in weights):
                 self._use(name, sums and name in weights)
-        elif sources:
-            self._seen |= dict.fromkeys(sources, self._now)
+        elif read.sources:
+            self._seen |= dict.fromkeys(read.sources, self._now)
             for t in written:
-                self._made[_memory(t)] |= sources.keys()
-                self._repeated[_memory(t)] |= sources.keys() - whole
+                self._made[_memory(t)] |= read.sources.keys()
+                self._repeated[_memory(t)] |= read.sources.keys() - read.whole
+                self._without_rows[_memory(t)] |= read.sources.keys() - read.in_rows
         return out
+
+    def _read_input(self, change: Change, meets_data: bool, read: Read) -> None:
+        """Notes how one input of an operation comes from parameters."""
+        t = change.t
+        names = self._sources(t)
+        if not names:
+            return
+        with_rows = names - self._without_rows[_memory(t)]
+        if meets_data or not _repeats(change):
+            read.whole |= names - self._repeated[_memory(t)]
+        elif t.numel() == max(t.shape, default=1):  # sums, or a diagonal, that scale a matrix
+            with_rows = {name for name in with_rows if self.params[name].numel() <= t.numel()}
+        if not meets_data and _mixes(change):
+            read.mixed |= with_rows
+        read.sources |= dict.fromkeys(names - read.in_rows | with_rows, t)
+        read.in_rows |= with_rows
+
+    def _inputs_of_layers(self, weights: Iterable[str]) -> set[str]:
+        """The parameters that are inputs of the modules to which these weights belong."""
+        inputs: set[str] = set()
+        for name in weights:
+            for owner in self._owners[name]:
+                inputs |= self._given[owner] - {name}
+        return inputs
 
     def _note_weights(
         self, func: Any, args: Sequence[Any], weights: Mapping[str, Tensor], meets_data: bool
@@ -381,27 +451,19 @@ def order_for_gc(net: nn.Module, x_2: Tensor) -> ForwardOrder:
     return order
 
 
-def _tensors_in(tree: Any) -> list[Tensor]:
-    return [leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor)]
-
-
 def _kind(func: Any) -> str:
     """The name of an operation: ``addmm`` of ``aten::addmm_.out``."""
     return func.name().partition("::")[2].partition(".")[0].rstrip("_")
 
 
-def _repeats(func: Any, t: Tensor, results: Sequence[Tensor]) -> bool:
-    """Whether an operation repeats the entries of an input, as it repeats ``[1, in]`` for each row
-    of a weight ``[out, in]``.
-    """
-    if _kind(func) in PRODUCTS | JOINS:
-        return False
-    entries = 1
-    for size, stride in zip(t.shape, t.stride(), strict=True):
-        if stride:  # not expanded
-            entries *= int(size)
-    new = [result for result in results if _memory(result) != _memory(t)]
-    return any(result.numel() > entries for result in new)
+def _repeats(change: Change) -> bool:
+    """Whether an operation repeats the entries of an input."""
+    return _kind(change.func) not in PRODUCTS | JOINS and change.repeats()
+
+
+def _mixes(change: Change) -> bool:
+    """Whether an operation mixes the rows and the columns of an input."""
+    return torch.Tag.pointwise not in change.func.tags and change.mixes()
 
 
 def _memory(t: Tensor) -> int:
