@@ -10,6 +10,7 @@ from harness import ArrayData, make_net, random_federation
 from recording import EXACT, NAN_CLIENT, measured
 from torch import nn
 
+from gcfed.federated.parts import ClientPart, per_client
 from gcfed.metrics.local_models import CKA, Clients, Forgetting, Personal, linear_cka
 from gcfed.metrics.updates import Drift
 from gcfed.models.mlp import MLP
@@ -46,6 +47,33 @@ def test_drift(k, poisoned):
             "drift/cosine": (deltas @ mean / norms).mean() / np.linalg.norm(mean),
         }
         assert row == pytest.approx(expected, **EXACT)
+
+
+class Moves(ClientPart):
+    """Moves each client's weights by about 0.5. They stay close to each other."""
+
+    def __init__(self, apart):
+        self.apart = apart
+
+    def prepare(self, stack, own, download):
+        for t in stack.full.values():
+            t += 0.5 + self.apart * per_client(torch.from_numpy(stack.clients), t)
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize(("apart", "most"), [(2**-10, 1e-9), (2**-22, 1e-3)])
+def test_divergence_of_clients_that_nearly_agree(k, apart, most):
+    data = random_federation(dtype=torch.float32)
+    data.clients = [np.array([0])] * 5
+    net = make_net(dtype=torch.float32)
+    rows, seen, _ = measured(Drift(), net, data, k=k, methods=[Moves(apart)])
+    for row, (start, clients) in zip(rows, seen, strict=True):
+        deltas = np.array([flat(w_k).astype(float) - flat(start) for w_k in clients.values()])
+        mean = deltas.mean(0)
+        expected = np.sqrt(((deltas - mean) ** 2).sum(1).mean())
+        assert 0 < expected < 20 * apart
+        assert row["drift/divergence"] == pytest.approx(expected, rel=most)
+        assert row["drift/update_norm"] == pytest.approx(np.linalg.norm(mean), rel=1e-13)
 
 
 # ---------------------------------------------------------------------------------------------- CKA

@@ -31,6 +31,7 @@ from gcfed.federated.parts import (
 from gcfed.methods.projection import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked
+from gcfed.utils.device import device_of
 
 
 class Cohorts(RoundTable):
@@ -117,7 +118,8 @@ class Drift(ClientMetric):
     - ``drift/divergence``: (mean ‖Δ_k − Δ̄‖²)^½, from mean ‖Δ_k − Δ̄‖² = mean ‖Δ_k‖² − ‖Δ̄‖²
     - ``drift/cosine``: mean cosine of Δ_k and Δ̄, from mean ⟨Δ_k, Δ̄⟩ / ‖Δ_k‖ = ⟨mean Δ_k / ‖Δ_k‖, Δ̄⟩
 
-    Each process sums its clients: two sums of the model's size, for any size of the cohort.
+    Each process sums its clients: two sums of the model's size, for any size of the cohort. One is
+    in float64, so that a divergence of a millionth of ‖Δ̄‖ has three digits.
     """
 
     writes = (
@@ -131,33 +133,43 @@ class Drift(ClientMetric):
     def zeros(self, round: Round) -> Params:
         sums = {"": round.zeros(3)}
         for name, t in self.params(round.broadcast_model).items():
-            sums[f"update {name}"] = torch.zeros_like(t)
+            sums[f"update {name}"] = torch.zeros_like(t, dtype=torch.float64)
             sums[f"direction {name}"] = torch.zeros_like(t)
         return sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
-        """Sums of Δ_k and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the number of
-        clients.
+        """Sums of Δ_k (float64) and Δ_k / ‖Δ_k‖ by parameter; under "" of ‖Δ_k‖, ‖Δ_k‖² and the
+        number of clients.
         """
         start = self.params(download.broadcast_model)
-        # Tensor by tensor, and twice: the memory may not hold a second copy of a whole stack.
-        squares = []
+        total = torch.zeros(3, dtype=torch.float64, device=device_of(download.broadcast_model))
+        note = {"": total}
         for name, t in start.items():
-            delta = (stack.full[name] - t).reshape(len(stack), t.numel())
-            squares.append(delta.square().sum(1, dtype=torch.float64))
-        square_K = torch.stack(squares).sum(0)
-        finite = square_K.isfinite()
-        square_K = square_K.where(finite, 0.0)
-        norm_K = square_K.sqrt()
-        unit_K = torch.where(norm_K > 0, 1 / norm_K, 0.0)
-        note = {"": torch.stack([norm_K.sum(), square_K.sum(), finite.sum()])}
-        for name, t in start.items():
-            delta = torch.where(per_client(finite, stack.full[name]), stack.full[name] - t, 0.0)
             # in the memory format of the model
-            note[f"update {name}"] = torch.empty_like(t).copy_(delta.sum(0))
-            delta.mul_(per_client(unit_K, delta))
-            note[f"direction {name}"] = torch.empty_like(t).copy_(delta.sum(0))
+            note[f"update {name}"] = torch.zeros_like(t, dtype=torch.float64)
+            note[f"direction {name}"] = torch.zeros_like(t)
+        for row in range(len(stack)):
+            own = {name: stack.full[name][row] for name in start}
+            self._add_client(note, own, start)
         return note
+
+    def _add_client(self, note: Params, own: Params, start: Params) -> None:
+        """Adds a client's terms, tensor by tensor and twice: the memory may not hold a second copy
+        of a model.
+        """
+        square = torch.zeros_like(note[""][0])
+        for name, t in start.items():
+            # in float64, because the divergence is a small difference of two large squares
+            square += (own[name].double() - t.double()).square().sum()
+        finite = square.isfinite()
+        square = square.where(finite, 0.0)
+        norm = square.sqrt()
+        unit = torch.where(norm > 0, 1 / norm, 0.0)
+        note[""] += torch.stack([norm, square, finite.to(norm.dtype)])
+        for name, t in start.items():
+            delta = torch.where(finite, own[name].double() - t.double(), 0.0)
+            note[f"update {name}"] += delta
+            note[f"direction {name}"] += delta.mul_(unit)
 
     def columns(self, round: Received) -> dict[str, float]:
         sums = round.sums[self]
