@@ -23,7 +23,6 @@ from omegaconf import open_dict
 from benchmarks.plain import gemm_rate, plain_seconds, training_flops
 from benchmarks.stopwatch import Stopwatch
 from benchmarks.workloads import WORKLOADS, compose_workload
-from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.client import ClientRound
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.parallel.strategy import rank_and_world
@@ -31,6 +30,7 @@ from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.methods.centralization import GlobalGC, LocalGC
+from gcfed.participation.sampling import UniformSampler
 from gcfed.run import train
 
 WARM_UP = 2

@@ -51,7 +51,9 @@ API = {  # package → its modules that a user's own parts use; None: all
         "engine.server",
         "engine.round_sums",
     ],
-    **dict.fromkeys(["methods", "aggregators", "attacks", "data", "models", "metrics", "optim"]),
+    **dict.fromkeys(
+        ["methods", "aggregators", "attacks", "data", "participation", "models", "metrics", "optim"]
+    ),
 }
 
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
-from gcfed.data.buffered import BufferedSchedule
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, UniformSampler
-from gcfed.data.schedule import Schedule
+from gcfed.participation.buffered import BufferedSchedule
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, UniformSampler
+from gcfed.participation.schedule import Schedule
 
 STEPS = np.arange(1, 7)  # seconds of each of the six clients
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2")

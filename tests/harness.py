@@ -16,8 +16,6 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.engine.simulation import Simulation
@@ -33,6 +31,8 @@ from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 

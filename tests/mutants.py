@@ -39,6 +39,7 @@ RECORD = ROOT / ".cache/mutants"
 EQUIVALENT = ROOT / "tests/equivalent_mutants.txt"
 SECONDS = RECORD / "seconds.json"
 FOLDERS = (
+    "participation",
     "federated",
     "methods",
     "aggregators",

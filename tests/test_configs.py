@@ -12,12 +12,12 @@ from omegaconf import OmegaConf
 from gcfed.assemble import build_methods, build_module, declared_result
 from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
-from gcfed.data.sampling import DynamicPopulation, number_of_clients
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.folders.identity import identity
 from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
+from gcfed.participation.sampling import DynamicPopulation, number_of_clients
 from gcfed.utils.compose import GROUPS, composed
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import CONFIGS, ROOT, VERSION_BASE

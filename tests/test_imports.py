@@ -11,6 +11,7 @@ SRC = Path(__file__).resolve().parents[1] / "src"
 # layers.
 FLOORS = (
     {"utils"},
+    {"participation"},
     {"data", "models", "tasks"},
     {"optim", "federated"},
     {"folders"},

@@ -14,11 +14,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchmarks.tape import WAITS
-from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine import loop, simulation
 from gcfed.federated.engine.layout import Layout
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.state import store
+from gcfed.participation.sampling import UniformSampler
 
 CPU = torch.device("cpu")
 GPU = torch.device("cuda", 0)

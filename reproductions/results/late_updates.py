@@ -12,11 +12,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from gcfed.data.buffered import schedule_of
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, UniformSampler
-from gcfed.data.schedule import Turn
+from gcfed.participation.buffered import schedule_of
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, UniformSampler
+from gcfed.participation.schedule import Turn
 from gcfed.reporting.student import two_sided_p
 from reproductions.results.cells import (
     Cells,

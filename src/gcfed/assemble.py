@@ -22,10 +22,7 @@ from gcfed.callbacks.monitored import check_monitors
 from gcfed.callbacks.written import written_by
 from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
-from gcfed.data.clock import Clock
 from gcfed.data.datamodule import DATASET, FederatedDataModule
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import number_of_clients
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
@@ -38,6 +35,9 @@ from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
 from gcfed.optim.partial import MakeOptimizer, first_move
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import number_of_clients
 from gcfed.tasks import Task
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key

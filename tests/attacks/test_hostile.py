@@ -11,7 +11,7 @@ from harness import make_download, make_upload
 
 from gcfed.attacks.byzantine import Scale, hostile
 from gcfed.attacks.colluding import ALIE, IPM, z_max
-from gcfed.data.sampling import PoissonSampler
+from gcfed.participation.sampling import PoissonSampler
 
 N = 10
 

@@ -24,10 +24,10 @@ from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
-from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.parallel.sums import Sums
 from gcfed.methods.upload.clip_update import ClipUpdate
+from gcfed.participation.sampling import PoissonSampler
 
 SIZES = 10.0 ** np.arange(-12, 16)
 

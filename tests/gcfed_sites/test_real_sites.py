@@ -29,7 +29,7 @@ pytest.importorskip("nvflare")
 from nvflare.collab.api.app import ClientApp
 from nvflare.collab.runtime.dispatch import make_participant_map
 
-from gcfed.data.schedule import Schedule
+from gcfed.participation.schedule import Schedule
 from gcfed.run import train
 from gcfed_sites import line
 from gcfed_sites.flare import SiteEnd

@@ -158,7 +158,7 @@ def survivors(federated, simulated, monkeypatch, lost, *words, **how):
     """A run with failing sites equals a simulation in which their clients drop out of the same
     rounds.
     """
-    from gcfed.data.schedule import Schedule
+    from gcfed.participation.schedule import Schedule
 
     result, line = federated(*words, "federation.least=1", **how)
     monkeypatch.setattr(

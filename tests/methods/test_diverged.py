@@ -12,7 +12,6 @@ import torch
 from harness import Spy, random_federation, sgd, train_rounds, with_batch_norm
 from plain_clients import Net
 
-from gcfed.data.faults import Faults
 from gcfed.federated.parts import ClientPart, Order
 from gcfed.methods.correction.feddc import FedDC
 from gcfed.methods.correction.feddyn import FedDyn
@@ -33,6 +32,7 @@ from gcfed.methods.subspace.fedsub import FedSub
 from gcfed.methods.subspace.ssf import SSF
 from gcfed.methods.upload.clip_update import ClipUpdate
 from gcfed.methods.upload.quantization import Quantization
+from gcfed.participation.faults import Faults
 
 FedLESAM = partial(Sam, direction="last_update")
 

@@ -26,13 +26,13 @@ from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import NormClip
-from gcfed.data.sampling import UniformSampler
 from gcfed.federated.engine.client import ClientRound
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
 from gcfed.metrics.updates import Drift, Gap, Updates
+from gcfed.participation.sampling import UniformSampler
 from gcfed.run import train
 
 N = 6

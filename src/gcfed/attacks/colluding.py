@@ -13,8 +13,8 @@ from pydantic import Field
 from torch import Tensor
 
 from gcfed.attacks.byzantine import Attack, messages
-from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.parts import ClientStates, Download, Fact, Setup, Upload
+from gcfed.participation.sampling import PoissonSampler
 from gcfed.utils.checked import Weight, checked
 from gcfed.utils.refusal import Refusal
 

@@ -1,1 +1,1 @@
-"""Partitions, cohorts, augmentation; samples as tensors on the device, batches by index."""
+"""Partitions and augmentation; samples as tensors on the device, batches by index."""

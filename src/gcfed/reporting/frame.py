@@ -11,9 +11,9 @@ from typing import Any
 
 import pandas as pd
 
-from gcfed.data.sampling import number_of_clients
 from gcfed.folders.folder import STORAGE, TRIALS, Run
 from gcfed.folders.versions import mixed_versions
+from gcfed.participation.sampling import number_of_clients
 
 log = logging.getLogger(__name__)
 

@@ -19,6 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.utils.checked import SettingError, refuse_wrong_types
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import Refusal, message_of
+from gcfed.utils.renamed import MODULES
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
@@ -75,6 +76,7 @@ def target_of(node: DictConfig) -> Any:
     """
     name = str(node["_target_"])
     key = node._get_full_key("_target_")
+    _refuse_earlier_name(key, name)
     try:
         found = _locate(name)
     except ImportError:
@@ -86,6 +88,13 @@ def target_of(node: DictConfig) -> Any:
             " mynet.Net."
         )
     return found
+
+
+def _refuse_earlier_name(key: str, target: str) -> None:
+    """Raises BuildError if the module of a target has another name now."""
+    module, _, name = target.rpartition(".")
+    if module in MODULES:
+        raise BuildError(f"{key}={target} is now {MODULES[module]}.{name}.")
 
 
 def _refuse_unknown_name(key: str, target: str) -> None:

@@ -1,10 +1,19 @@
-"""Attributes of earlier versions."""
+"""Attributes and modules of earlier versions."""
 
 from __future__ import annotations
 
 from typing import Self
 
 from gcfed.utils.refusal import Refusal
+
+#: Modules that have another name now: the earlier name → the name of today.
+MODULES = {
+    "gcfed.data.buffered": "gcfed.participation.buffered",
+    "gcfed.data.clock": "gcfed.participation.clock",
+    "gcfed.data.faults": "gcfed.participation.faults",
+    "gcfed.data.sampling": "gcfed.participation.sampling",
+    "gcfed.data.schedule": "gcfed.participation.schedule",
+}
 
 
 class Renamed:

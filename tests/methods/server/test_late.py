@@ -21,14 +21,14 @@ from harness import (
 )
 from plain_reference import batches, local_sgd
 
-from gcfed.data.buffered import schedule_of
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, ClientRecord, Oort, PowerOfChoice, UniformSampler
 from gcfed.federated.parts import ClientPart
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.server.staleness import FedAsync, FedBuff
+from gcfed.participation.buffered import schedule_of
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, ClientRecord, Oort, PowerOfChoice, UniformSampler
 from gcfed.run import train
 from gcfed.utils.rng import generator
 

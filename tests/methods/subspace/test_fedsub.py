@@ -7,10 +7,10 @@ from harness import assert_near, server_of, sgd, train_rounds
 from plain_reference import batches, cohort, flat
 from test_ssf import COORDINATES, Coordinates, combine, local_iteration, sent, server, wide_and_tall
 
-from gcfed.data.faults import Faults
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.subspace.fedsub import FedSub
 from gcfed.methods.upload.quantization import Quantization
+from gcfed.participation.faults import Faults
 
 NONE = Faults()
 

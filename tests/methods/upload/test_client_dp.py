@@ -28,8 +28,6 @@ from harness import (
 from gcfed.aggregators.coordinates import Median
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.attacks.byzantine import Scale
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import PoissonSampler, UniformSampler
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parts import ClientPart, Order, ServerPart
 from gcfed.federated.parts.refusals import validate_parts
@@ -42,6 +40,8 @@ from gcfed.methods.upload.clip_update import ClipUpdate
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.metrics.updates import Drift
 from gcfed.models.mlp import MLP
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import PoissonSampler, UniformSampler
 from gcfed.run import train
 from gcfed.utils.rng import torch_seed
 

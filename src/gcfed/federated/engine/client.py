@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.data.faults import Faults
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parts import ClientPart, ClientStates, Part
@@ -27,6 +26,7 @@ from gcfed.federated.training.local_training import LocalTraining
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.federated.training.recorder import Recordable
 from gcfed.federated.training.solver import LocalSolver
+from gcfed.participation.faults import Faults
 from gcfed.utils.rng import seed_generators, torch_seed
 
 STACKS_AHEAD = 8  # stacks whose batches are drawn at once on a CPU

@@ -14,11 +14,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from gcfed.data.buffered import schedule_of
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import UniformSampler
-from gcfed.data.schedule import Schedule
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
 from gcfed.federated.engine.round_row import columns_of_run
@@ -35,6 +30,11 @@ from gcfed.federated.protocol.rounds import Received
 from gcfed.federated.state.store import SENT, ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
+from gcfed.participation.buffered import schedule_of
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import UniformSampler
+from gcfed.participation.schedule import Schedule
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)

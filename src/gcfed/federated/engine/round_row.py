@@ -7,13 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, UniformSampler
-from gcfed.data.schedule import Schedule, Turn
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, UniformSampler
+from gcfed.participation.schedule import Schedule, Turn
 
 NO_FAULTS = Faults()
 #: The columns of every run, besides those of its test and of its parts.

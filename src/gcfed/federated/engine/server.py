@@ -8,7 +8,6 @@ from functools import cached_property, partial
 
 import numpy as np
 
-from gcfed.data.schedule import Schedule, Turn
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.parts import Fact, Order, ServerPart, Setup, expected_upload
@@ -18,6 +17,7 @@ from gcfed.federated.protocol.checks import refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, MessageError, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
+from gcfed.participation.schedule import Schedule, Turn
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,8 @@ class Simulation(ProgramTransport):
 
     Args:
         cohort_size: number of clients of a round; of a
-            :class:`~gcfed.data.sampling.PoissonSampler` the mean number. No stack has more clients.
+            :class:`~gcfed.participation.sampling.PoissonSampler` the mean number. No stack has
+            more clients.
     """
 
     remote = separate_clients = own_data = False

@@ -13,8 +13,6 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import UniformSampler
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parallel.sums import LIMIT
 from gcfed.federated.parts.transport import Transport
@@ -26,6 +24,8 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import two_zeros
 from gcfed.models.order import ForwardOrder, order_for_gc
 from gcfed.optim.partial import probe_optimizer
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import UniformSampler
 
 
 class Order(IntEnum):

@@ -17,9 +17,9 @@ against the present model, Plato and FLGo have no such weight in FedBuff.
 import logging
 from typing import Literal
 
-from gcfed.data.sampling import Buffered
 from gcfed.federated.parts import Fact, Order, Params, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import mean_aggregator, plain_server
+from gcfed.participation.sampling import Buffered
 from gcfed.utils.checked import PositiveShare, Weight, Whole, checked
 from gcfed.utils.refusal import Refusal
 

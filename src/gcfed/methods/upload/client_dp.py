@@ -21,7 +21,6 @@ from typing import Annotated, Any
 import torch
 from pydantic import Field
 
-from gcfed.data.sampling import PoissonSampler
 from gcfed.federated.parts import (
     ClientPart,
     ClientStates,
@@ -38,6 +37,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.requirements import mean_aggregator
 from gcfed.methods.upload.clip_update import clip_
+from gcfed.participation.sampling import PoissonSampler
 from gcfed.utils.checked import Inside, Positive, SettingError, Weight, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import torch_seed

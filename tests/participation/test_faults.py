@@ -9,7 +9,7 @@ from harness import assert_near, make_net, random_federation, sgd, train_rounds,
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import assemble
-from gcfed.data.faults import Faults
+from gcfed.participation.faults import Faults
 from gcfed.utils.rng import generator
 
 SIZES = (7, 12, 5, 9, 1, 20, 8)

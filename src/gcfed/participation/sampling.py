@@ -1,7 +1,7 @@
 """Which clients take part in a round: a function of (round, num_clients, seed).
 
 :class:`LossSampler` also knows the clients' losses. :class:`Buffered` is a rule without rounds,
-which ``data/buffered.py`` turns into a timetable.
+which ``participation/buffered.py`` turns into a timetable.
 """
 
 from collections.abc import Mapping

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from plain import SEED, Plain, check, draw
 
-from gcfed.data.sampling import DynamicPopulation
+from gcfed.participation.sampling import DynamicPopulation
 
 
 class Faulty(Plain):

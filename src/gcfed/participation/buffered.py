@@ -9,10 +9,10 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, UniformSampler
-from gcfed.data.schedule import Schedule, Turn
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, UniformSampler
+from gcfed.participation.schedule import Schedule, Turn
 from gcfed.utils.rng import generator
 
 

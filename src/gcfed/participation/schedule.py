@@ -14,9 +14,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gcfed.data.clock import Clock
-from gcfed.data.faults import Faults
-from gcfed.data.sampling import Buffered, ClientRecord, LossSampler, UniformSampler
+from gcfed.participation.clock import Clock
+from gcfed.participation.faults import Faults
+from gcfed.participation.sampling import Buffered, ClientRecord, LossSampler, UniformSampler
 from gcfed.utils.refusal import Refusal
 
 

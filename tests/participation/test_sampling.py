@@ -6,7 +6,7 @@ from harness import assert_near, train_rounds
 
 from gcfed.aggregators.coordinates import Median
 from gcfed.assemble import build_loop
-from gcfed.data.sampling import (
+from gcfed.participation.sampling import (
     DynamicPopulation,
     PoissonSampler,
     UniformSampler,

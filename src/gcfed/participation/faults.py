@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gcfed.data.clock import Clock
+from gcfed.participation.clock import Clock
 from gcfed.utils.checked import Count, Share, ShareBelow1, Whole, checked
 from gcfed.utils.rng import generator
 
