@@ -11,9 +11,11 @@ import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
 from run_folders import GCFED, run_of
+from scipy import stats
 
 from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
+from gcfed.reporting.student import holm, paired_p
 from gcfed.reporting.tables import comparison, targets
 from gcfed.reporting.verdict import interval, scale_of, verdict
 
@@ -174,12 +176,55 @@ def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
     assert table.frame.to_dict("list") == {
         "method": ["gcfed", "local", "fedavg"],
         "test accuracy (%)": ["64.00 ± 9.54", "61.67 ± 10.50", "60.00 ± 10.00"],
-        "against fedavg": ["+4.00 (1.52 to 6.48)", "+1.67 (0.23 to 3.10)", "–"],
+        "against fedavg": ["+4.00 (1.52 to 6.48)*", "+1.67 (0.23 to 3.10)*", "–"],
         "seeds": [3, 3, 3],
     }
     assert table.bold == [True, True, False]  # local does not differ clearly from the best
-    assert r"\textbf{gcfed} & 64.00 $\pm$ 9.54 & +4.00 (1.52 to 6.48) \\" in table.latex
+    assert r"\textbf{gcfed} & 64.00 $\pm$ 9.54 & +4.00 (1.52 to 6.48)* \\" in table.latex
     assert table.frame.shape[1] > 3 == table.latex.splitlines()[8].count("&") + 1
+
+
+@pytest.mark.parametrize(
+    ("gains", "marks"),
+    [
+        ([(0.04, 0.05, 0.03), (0.01, 0.02, 0.02)], ["*", "*"]),  # p 0.020 and 0.038
+        ([(0.02, 0.04, 0.04), (0.01, 0.02, 0.02)], ["", ""]),  # twice p 0.038
+        ([(0.02, 0.04, 0.04)], [""]),  # a single difference needs no correction
+    ],
+)
+def test_marked_differences_stand_after_holms_correction(gains, marks):
+    methods = [GCFED, LOCAL][: len(gains)]
+    parts = [runs(FEDAVG)]
+    for gains_of_method, method in zip(gains, methods, strict=True):
+        values = [value + gain for value, gain in zip(FEDAVG, gains_of_method, strict=True)]
+        parts.append(runs(values, **method))
+    table = table_of(*parts)
+    texts = table.frame["against fedavg"].tolist()
+    assert [text.partition(")")[2] for text in texts[:-1]] == marks
+    is_explained = "Holm's correction for the 2 differences" in " ".join(table.notes)
+    assert is_explained == (len(gains) > 1)
+
+
+@pytest.mark.parametrize(
+    ("ps", "rejected"),
+    [
+        ([], []),
+        ([0.05], [True]),
+        ([0.03, 0.01, 0.02], [True, True, True]),  # 0.01 < 5 %/3, 0.02 < 5 %/2, 0.03 < 5 %
+        ([0.04, 0.01, 0.03], [False, True, False]),  # 0.03 > 5 %/2, so 0.04 is not compared
+        ([0.02, 0.02, 0.02], [False, False, False]),
+        ([1.0, 0.0], [False, True]),
+    ],
+)
+def test_holm_compares_the_smallest_p_with_the_smallest_level(ps, rejected):
+    assert holm(ps) == rejected
+
+
+def test_the_p_of_paired_differences_is_students():
+    differences = np.random.default_rng(3).normal(0.3, size=7)
+    assert paired_p(differences) == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
+    assert paired_p([0.25, 0.25, 0.25]) == 0.0
+    assert paired_p([0.0, 0.0]) == paired_p([0.3]) == paired_p([inf, 1.0]) == 1.0
 
 
 def test_a_method_with_fewer_than_three_seeds_is_listed_below():

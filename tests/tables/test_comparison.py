@@ -225,6 +225,21 @@ def test_an_own_table_has_intervals_and_differences_seed_by_seed_to_fedavg(cells
     assert "p: Welch" not in text
 
 
+@pytest.mark.parametrize(("last", "mark"), [(0.64, "*"), (0.58, "")])
+def test_differences_that_stand_after_holms_correction_have_a_mark(cells, last, mark):
+    """Local GC's difference has p 0.038. GC-Fed's has 0.003, or 0.035: then no p is below 0.025."""
+    rows = [*OWN["rows"], {"label": "Local", "overrides": ["gc=local"]}]
+    values = {
+        "gcfed": {"3": 0.6, "5": 0.62, "8": last},
+        "none": {"3": 0.5, "5": 0.53, "8": 0.53},
+        "local": {"3": 0.52, "5": 0.57, "8": 0.57},
+    }
+    found, text = own_table(cells, values, rows=rows)
+    for row in ("GC-Fed", "Local"):
+        assert found[row, "a (%)"][2].partition(")")[2] == mark
+    assert "Holm's correction for the 2 differences of this table" in text
+
+
 def test_without_fedavg_differences_are_to_the_best_row(cells):
     rows = [OWN["rows"][0], {"label": "Other", "overrides": ["gc=none"]}]
     values = {"gcfed": {"3": 0.5, "5": 0.6}, "none": {"3": 0.7, "5": 0.7}}

@@ -4,8 +4,11 @@ Mathematical Functions, 26.5.27).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from functools import cache
 
+import numpy as np
 from mpmath import betainc, findroot
 
 
@@ -20,3 +23,30 @@ def two_sided_p(t: float, freedom: float) -> float:
     """The probability that Student's t is farther from 0 than ``t``."""
     x = freedom / (freedom + t * t)
     return float(betainc(freedom / 2, 0.5, 0.0, x, regularized=True))
+
+
+def paired_p(differences: Sequence[float]) -> float:
+    """The p of "the mean difference is 0", by Student's t; 1 for fewer than two differences and for
+    differences that are not finite.
+    """
+    values = np.asarray(differences, float)
+    if len(values) < 2 or not np.isfinite(values).all():
+        return 1.0
+    mean = float(values.mean())
+    error = float(values.std(ddof=1)) / math.sqrt(len(values))
+    if error == 0.0:
+        return 1.0 if mean == 0.0 else 0.0
+    return two_sided_p(mean / error, len(values) - 1)
+
+
+def holm(ps: Sequence[float], level: float = 0.05) -> list[bool]:
+    """Which of several hypotheses are rejected, such that one true hypothesis or more is rejected
+    with a probability of at most ``level`` (Holm 1979).
+    """
+    rejected = [False] * len(ps)
+    order = sorted(range(len(ps)), key=lambda i: ps[i])
+    for place, i in enumerate(order):
+        if ps[i] > level / (len(ps) - place):
+            break
+        rejected[i] = True
+    return rejected

@@ -6,6 +6,7 @@ import html
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
+from functools import partial
 from os.path import relpath
 
 import pandas as pd
@@ -151,7 +152,7 @@ def comparison(
     columns = {heading: _main_column(verdict, rows, frame)}
     if verdict.ranked:
         is_compared = methods.isin(verdict.ranked) & (methods != verdict.reference)
-        differences = methods.map(verdict.difference)
+        differences = methods.map(partial(_marked_difference, verdict))
         columns[f"against {verdict.reference}"] = differences.where(is_compared, "–")
     printed = 1 + len(columns)
     columns["seeds"] = verdict.table["n"].to_numpy()
@@ -161,6 +162,13 @@ def comparison(
     bold = [method in verdict.leaders for method in methods]
     title = f"{verdict.direction}: {place}"
     return Sheet(name, title, cells, bold, _notes(verdict, rows), printed)
+
+
+def _marked_difference(verdict: Verdict, method: str) -> str:
+    """The difference to the reference; * if it stands after Holm's correction for several."""
+    text = verdict.difference(method)
+    is_marked = verdict.num_differences > 1 and method in verdict.corrected
+    return f"{text}*" if is_marked else text
 
 
 def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
@@ -234,6 +242,11 @@ def _reading(verdict: Verdict, rows: pd.DataFrame) -> str:
             "In brackets: 95 % interval of the mean difference seed by seed (Student's t), for"
             " each pair alone."
         )
+        if verdict.num_differences > 1:
+            sentences.append(
+                f"*: differs from {verdict.reference} also after Holm's correction for the"
+                f" {verdict.num_differences} differences (5 %)."
+            )
     return " ".join(sentences)
 
 

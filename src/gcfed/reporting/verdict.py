@@ -13,7 +13,7 @@ import pandas as pd
 from gcfed.folders.columns import is_accuracy
 from gcfed.folders.measures import parse
 from gcfed.reporting.judged import judged, listed
-from gcfed.reporting.student import quantile
+from gcfed.reporting.student import holm, paired_p, quantile
 
 FEWEST = 3  # seeds of a method that is ranked
 
@@ -100,6 +100,8 @@ class Verdict:
     seeds: list[int]  # the seeds that they share
     reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
     leaders: list[str]  # methods that are not clearly worse than any other, the best first
+    #: Methods whose difference to the reference is not 0 by Holm's correction for all of them.
+    corrected: list[str]
     not_compared: Mapping[str, str]  # methods that the measure does not judge → why
     declared: Mapping[str, str]  # methods that are not judged by the global model → their column
 
@@ -176,6 +178,11 @@ class Verdict:
             text += f" {ends}"
         return f"{text}, uncertain" if unsure else text
 
+    @property
+    def num_differences(self) -> int:
+        """The number of differences to the reference."""
+        return max(len(self.ranked) - 1, 0)
+
     def difference(self, method: str, digits: int | None = None) -> str:
         """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
         scale = self.scale
@@ -209,6 +216,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     columns = ["method", "n", "mean", "std", "difference", "low", "high"]
     table = pd.DataFrame(lines, columns=columns).set_index("method")
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
+    corrected = _corrected(shared, [method for method in ranked if method != reference], reference)
     scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
@@ -218,6 +226,7 @@ def verdict(rows: pd.DataFrame) -> Verdict:
         [*shared.index],
         reference,
         leaders,
+        corrected,
         decision.not_compared,
         decision.declared,
     )
@@ -247,6 +256,14 @@ def reference_of(ranked: list[str]) -> str:
         if method.lower() == "fedavg":
             return method
     return ranked[0] if ranked else ""
+
+
+def _corrected(shared: pd.DataFrame, methods: list[str], reference: str) -> list[str]:
+    """The methods that differ from the reference by Holm's correction. ``shared``: [seeds,
+    methods].
+    """
+    ps = [paired_p(shared[method] - shared[reference]) for method in methods]
+    return [method for method, differs in zip(methods, holm(ps), strict=True) if differs]
 
 
 def _leading(gains: pd.DataFrame) -> list[str]:

@@ -19,7 +19,7 @@ from gcfed.folders.summary import rounds_in_words
 from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
 from gcfed.tables.plan import Place
-from gcfed.tables.ranking import Gain, compare_with_paper, gains_of
+from gcfed.tables.ranking import Gain, compare_with_paper, corrected, gains_of
 from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
@@ -71,6 +71,8 @@ def _line(table: Table, cell: Cell, gains: Mapping[Place, Gain]) -> dict[str, An
         difference = _text_of_difference(against_paper, digits)
     else:
         difference = _text_of_gain(gains.get(cell.place), digits)
+        if len(gains) > 1 and cell.place in corrected(gains):
+            difference += "*"
     texts = {
         "row": cell.row.label,
         "column": cell.heading,
@@ -207,6 +209,11 @@ def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[Place, Gain]) -> 
     if references:
         notes.append(
             f"Differences are to {' or '.join(references)}, seed by seed, with their 95 % interval."
+        )
+    if len(gains) > 1:
+        notes.append(
+            "Each interval is for one difference alone. *: a difference that stands also after"
+            f" Holm's correction for the {len(gains)} differences of this table (5 %)."
         )
     return notes
 

@@ -8,6 +8,7 @@ from statistics import fmean
 from typing import NamedTuple
 
 from gcfed.folders.measures import parse
+from gcfed.reporting.student import holm, paired_p
 from gcfed.reporting.verdict import interval, reference_of
 from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.plan import Place
@@ -24,6 +25,7 @@ class Gain(NamedTuple):
     value: float
     low: float
     high: float
+    p: float  # of a difference of 0
 
 
 def gains_of(cells: Sequence[Cell]) -> dict[Place, Gain]:
@@ -36,6 +38,12 @@ def gains_of(cells: Sequence[Cell]) -> dict[Place, Gain]:
         for row, gain in _gains_in_column(cells_of_column).items():
             gains[row, column] = gain
     return gains
+
+
+def corrected(gains: Mapping[Place, Gain]) -> set[Place]:
+    """The cells that differ from their reference by Holm's correction for all cells."""
+    differs = holm([gain.p for gain in gains.values()])
+    return {place for place, is_rejected in zip(gains, differs, strict=True) if is_rejected}
 
 
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
@@ -59,7 +67,9 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
         if row == reference or len(common) < 2:
             continue
         differences = [ours[seed] - theirs[seed] for seed in common]
-        gains[row] = Gain(reference, fmean(differences), *interval(differences))
+        gains[row] = Gain(
+            reference, fmean(differences), *interval(differences), paired_p(differences)
+        )
     return gains
 
 
