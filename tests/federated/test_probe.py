@@ -124,6 +124,29 @@ def test_the_probe_finds_a_networks_features(net, expected):
 
 
 @pytest.mark.parametrize(
+    ("net", "mixes"),
+    [
+        (Net(), False),
+        (Net(lambda net, x: torch.rand(3)), False),
+        (Net(lambda net, x: x.mean()), True),
+        (Net(lambda net, x: net.norm(x).sum() * 0, norm=nn.BatchNorm1d(6)), True),
+        (Net(lambda net, x: net.norm(x[:, None]).sum() * 0, norm=nn.InstanceNorm1d(1)), False),
+    ],
+)
+def test_the_probe_finds_whether_samples_of_a_batch_mix(net, mixes):
+    assert traits(net).mixes_samples == mixes
+
+
+def test_samples_that_mix_are_found_also_if_there_is_another_reason_to_train_alone():
+    """Weights in a tuple cannot be replaced, so clients train one at a time in any case."""
+    net = Net(lambda net, x: (x - x.mean(0))[:, :4] @ net.weights[0].T)
+    net.weights = (net.head.weight,)
+    found = traits(net)
+    assert "other than through its modules" in found.why_alone
+    assert found.mixes_samples
+
+
+@pytest.mark.parametrize(
     ("net", "message"),
     [
         (

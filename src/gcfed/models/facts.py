@@ -89,6 +89,14 @@ def is_recordable_network(net: nn.Module) -> bool:
     return all(is_known(layer) or getattr(layer, "recordable", False) for layer in net.modules())
 
 
+def keeps_statistics_of_instances(net: nn.Module) -> bool:
+    """Whether a layer averages the statistics of single samples over its batches."""
+    for layer in net.modules():
+        if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
+            return True
+    return False
+
+
 def cannot_stack(net: nn.Module) -> str:
     """Why several clients of this network cannot train in one stack; empty if its
     layers allow it.
@@ -96,9 +104,9 @@ def cannot_stack(net: nn.Module) -> str:
     mix = "would mix with the padding of shorter batches. Set client.stack=1"
     if uses_batch_statistics(net):
         return f"batch normalisation: its statistics {mix}, or use GroupNorm"
+    if keeps_statistics_of_instances(net):
+        return f"running statistics, which {mix}"
     for layer in net.modules():
-        if isinstance(layer, nn.modules.instancenorm._InstanceNorm) and layer.track_running_stats:
-            return f"running statistics, which {mix}"
         if isinstance(layer, nn.Embedding) and None not in (layer.padding_idx, layer.max_norm):
             return "an nn.Embedding with padding_idx and max_norm. Set client.stack=1"
     if is_recurrent(net):

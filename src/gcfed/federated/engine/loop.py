@@ -158,10 +158,10 @@ class FederatedLoop(Callback):
     def _check_traits(self, module: FederatedModule, data: Any) -> None:
         traits = module.traits
         self.solver.check(traits, data)
-        if self.solver.accumulate > 1 and "statistics" in traits.why_alone:
+        if self.solver.accumulate > 1 and traits.mixes_samples:
             log.warning(
-                "client.accumulate changes the results: the network uses the statistics of a part"
-                " of a batch"
+                "client.accumulate changes the results: the network or the loss mixes the samples"
+                " of a batch, and now it sees only a part of them"
             )
 
     def _make_schedule(self, data: Any) -> Schedule:

@@ -34,6 +34,7 @@ class Traits:
     why_not_functional: str = ""  # why a call cannot use other tensors than the network's own
     why_alone: str = ""  # why several clients cannot train in one stack
     why_single_fails: str = ""  # why a batch of a single sample fails
+    mixes_samples: bool = False  # results of a sample depend on the others of its batch
     assigns: bool = False  # forward replaces tensors by new ones, which no CUDA graph can record
     # attributes keep something from one call to the next: each client begins with the first values
     has_hidden_state: bool = False

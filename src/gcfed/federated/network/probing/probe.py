@@ -10,7 +10,7 @@ import logging
 import warnings
 from collections.abc import Sequence
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,6 +33,7 @@ from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import (
     cannot_stack,
     first_weight,
+    keeps_statistics_of_instances,
     shows_all_at_once,
     uses_batch_statistics,
 )
@@ -96,6 +97,19 @@ def probe(
         return _Probe(Passes(net, fresh, x_B, y_B, others_B, task)).traits(stack)
 
 
+class Differences(NamedTuple):
+    """Why a client's numbers differ from those that it has alone in the network, with its own
+    samples; empty if they do not.
+    """
+
+    on_other_tensors: str = ""
+    with_other_samples: str = ""
+    in_a_stack: str = ""
+
+    def first(self) -> str:
+        return self.on_other_tensors or self.with_other_samples or self.in_a_stack
+
+
 class _Probe:
     """Runs the passes in order, and draws the conclusions."""
 
@@ -113,17 +127,15 @@ class _Probe:
         refuse_untrainable(passes, first)
         averaged = averaged_constants(passes, first)
         why_single_fails = self.why_single_fails()
-        why_not_functional = ""
         why_alone = cannot_stack(self.net)
+        differences = Differences()
         is_users_task = not is_ours(type(passes.task).__module__)
         state = self.hidden.in_task(first) if is_users_task else ""
         if is_users_task or not shows_all_at_once(self.net, stack):
             hidden = self.compare_later_passes(first)
             del first  # the memory of two models
-            why_not_functional, why = self.compare_in_a_stack(
-                hidden, averaged, trains_alone(stack, passes.x)
-            )
-            why_alone = why_alone or state or why
+            differences = self.compare_in_a_stack(hidden, averaged, trains_alone(stack, passes.x))
+            why_alone = why_alone or state or hidden or differences.first()
         elif not is_ours(type(self.net).__module__):
             self.warn_of_tests(first.tensors)
         if why_alone and "client.stack" not in why_alone:
@@ -132,9 +144,10 @@ class _Probe:
             averaged=averaged,
             edits_input=passes.edits_input,
             contiguous=passes.contiguous,
-            why_not_functional=why_not_functional,
+            why_not_functional=differences.on_other_tensors,
             why_alone=why_alone,
             why_single_fails=why_single_fails,
+            mixes_samples=bool(differences.with_other_samples) or keeps_statistics(self.net),
             assigns=bool(passes.replaced),
             has_hidden_state=self.hidden.restorable,
         )
@@ -208,33 +221,31 @@ class _Probe:
                 passes.name,
             )
 
-    def compare_in_a_stack(
-        self, hidden: str, averaged: Sequence[str], alone: bool
-    ) -> tuple[str, str]:
+    def compare_in_a_stack(self, hidden: str, averaged: Sequence[str], alone: bool) -> Differences:
         """Runs passes on other tensors and with other samples.
 
         Args:
             hidden: what :meth:`compare_later_passes` found.
             averaged: the constants that training changes.
             alone: whether clients train one by one in any case.
-
-        Returns:
-            Why a client's numbers differ in a call on other tensors, and why clients cannot train
-            in one stack; empty if they do not and can.
         """
         passes = self.passes
         copies: Any = nullcontext()
         if passes.edits_input:
             copies = self.net.register_forward_pre_hook(hand_copies)
         with copies:
-            why_not_functional = differs_on_other_tensors(passes)
+            on_other_tensors = differs_on_other_tensors(passes)
             stacked = draws_for_all(passes) if alone else differs_in_stacks(passes, averaged)
-            if not hidden:
+            mixed = ""
+            if not hidden:  # with hidden state, all passes differ
                 refuse_shared_memory(passes)
-            return (
-                why_not_functional,
-                hidden or why_not_functional or samples_interact(passes) or stacked,
-            )
+                mixed = samples_interact(passes)
+            return Differences(on_other_tensors, mixed, stacked)
+
+
+def keeps_statistics(net: nn.Module) -> bool:
+    """Whether layers compute statistics of a batch, to normalise it or to keep them."""
+    return uses_batch_statistics(net) or keeps_statistics_of_instances(net)
 
 
 def trains_alone(stack: int | str, x: Tensor) -> bool:
