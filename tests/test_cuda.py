@@ -105,12 +105,12 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     monkeypatch.setattr(
         ClientStores,
         "release",
-        lambda stores: (held.extend(stores._gpu_states.values()), release(stores)),
+        lambda stores: (held.extend(stores._gpu_states._vectors.values()), release(stores)),
     )
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)
-    assert not gpu.loop.stores._gpu_states
+    assert not gpu.loop.stores._gpu_states._vectors
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         assert_near(a.cpu(), b.cpu(), 1e-9)
 

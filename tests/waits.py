@@ -157,7 +157,7 @@ def waits_of_rounds(monkeypatch, run):
     with monkeypatch.context() as patched:
         patched.setattr(loop, "run_round", noted)
         patched.setattr(simulation, "make_layout", lambda *_: Layout(1, CPU, 0))
-        patched.setattr(store, "_fits", lambda device: True)
+        patched.setattr(store, "has_room", lambda device: True)
         patched.setattr(torch, "Generator", Generator)
         patched.setattr(torch, "from_numpy", from_numpy)
         run()

@@ -314,7 +314,7 @@ def _build_stores(cfg: DictConfig) -> ClientStores:
     stores: ClientStores = require(cfg, "client_store")
     run = Path(cfg.paths.output_dir).resolve()
     if stores.folder is not None and not stores.folder.resolve().is_relative_to(run):
-        stores.folder /= f"{run.name[:100]}-{digest({'': str(run)})}"
+        stores.use_folder(stores.folder / f"{run.name[:100]}-{digest({'': str(run)})}")
     return stores
 
 

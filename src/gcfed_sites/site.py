@@ -25,7 +25,8 @@ from gcfed.federated.engine.wire import ClientEnd
 from gcfed.federated.protocol.checks import refuse_other
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.protocol.packing import pack, unpack_download
-from gcfed.federated.state.store import NONE, Key
+from gcfed.federated.state.store import NONE
+from gcfed.federated.state.versioned_files import Key
 from gcfed.folders.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
@@ -271,8 +272,8 @@ class Site:
             for client, versions in zip(clients, of_clients, strict=True):
                 known[name, client] = validated("a state's versions", versions, list[int])
         for key, versions in known.items():
-            written = stores.path(key, 0).parent.glob(f"{key[1]}-*.bin")
-            for path in {*written} - {stores.path(key, version) for version in versions}:
+            written = stores.files.path(key, 0).parent.glob(f"{key[1]}-*.bin")
+            for path in {*written} - {stores.files.path(key, version) for version in versions}:
                 path.unlink()
         valid = {key: versions[0] for key, versions in known.items() if versions[0] != NONE}
         stores.restore(valid)

@@ -25,7 +25,8 @@ from gcfed.federated.engine.wire import SeparateClients
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack
-from gcfed.federated.state.store import NONE, ClientStores, Key
+from gcfed.federated.state.store import NONE, ClientStores
+from gcfed.federated.state.versioned_files import Key
 from gcfed.folders.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
@@ -72,9 +73,9 @@ class Index(ClientStores):
         self._before = self._saved_versions
         return super().rotate()
 
-    def _settle(self, key: Key, version: int) -> None:
+    def _wait_for_disk(self, key: Key, version: int) -> None:
         if key[0] not in self.away:  # sites wait for their disks
-            super()._settle(key, version)
+            super()._wait_for_disk(key, version)
 
 
 @checked

@@ -43,7 +43,7 @@ def is_whole(run):
     )
     stores = ClientStores(run / "clients")
     stores.load_state_dict(versions)
-    return len([stores._load(key) for key in stores._versions]) > 0
+    return len([stores.get(*key) for key in stores._versions]) > 0
 
 
 def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, monkeypatch):

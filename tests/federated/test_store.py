@@ -75,8 +75,8 @@ def test_states_are_read_in_the_models_layout(tmp_path):
 def resumed(folder, state):
     """The stores of a run that continues from this state."""
     stores = opened(folder)
-    stores.check(state)
     stores.load_state_dict(state)
+    stores.require_files()
     stores.start(ALONE)
     return stores
 
@@ -206,7 +206,7 @@ def test_a_new_run_in_the_same_folder_starts_without_states(tmp_path):
 
 def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
     """A checkpoint writes its versions to files. A resumed run reads the same numbers."""
-    monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
+    monkeypatch.setattr("gcfed.federated.state.store.has_room", lambda device: True)
     stores = opened(tmp_path)
     states = []
     stores.start(ALONE)
@@ -233,7 +233,7 @@ def test_states_stay_on_the_gpu_of_a_single_process(tmp_path, monkeypatch):
 @pytest.fixture
 def on_gpu(monkeypatch):
     """States stay on the device, as on a GPU with free memory."""
-    monkeypatch.setattr("gcfed.federated.state.store._fits", lambda device: True)
+    monkeypatch.setattr("gcfed.federated.state.store.has_room", lambda device: True)
 
 
 def test_a_gpu_writes_states_without_a_wait(on_gpu, tmp_path):

@@ -185,7 +185,8 @@ def resume(
         if rounds > cfg.rounds:
             raise Refusal(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
         if leads() and not loop.transport.remote:
-            loop.stores.check(checkpoint["callbacks"][loop.state_key]["stores"])
+            loop.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
+            loop.stores.require_files()
         _try_states(checkpoint, module, callbacks)
     log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
     return rounds

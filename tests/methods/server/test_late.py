@@ -594,8 +594,8 @@ def test_a_forgotten_message_stays_until_there_is_a_newer_checkpoint(tmp_path):
     stores.state_dict()
     stores.rotate()
     stores.forget("sent", set())
-    assert stores.path(("sent", 3), 3).read_bytes().startswith(b"message")
-    assert stores.rotate() == [stores.path(("sent", 3), 3)]
+    assert stores.files.path(("sent", 3), 3).read_bytes().startswith(b"message")
+    assert stores.rotate() == [stores.files.path(("sent", 3), 3)]
 
 
 @pytest.mark.parametrize(("words", "warns"), [(["participation.per_round=2"], True), ([], False)])

@@ -10,7 +10,8 @@ import torch
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.protocol.packing import pack, unpack_download
 from gcfed.federated.protocol.rounds import Round
-from gcfed.federated.state.store import SENT, ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.state.versioned_files import SENT
 
 
 def keep_download(
