@@ -27,7 +27,8 @@ from gcfed.federated.parts.part import Aggregator
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.federated.protocol.messages import nbytes
 from gcfed.federated.protocol.rounds import Received
-from gcfed.federated.state.store import SENT, ClientStores
+from gcfed.federated.state.store import ClientStores
+from gcfed.federated.state.versioned_files import SENT
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
 from gcfed.participation.buffered import schedule_of
@@ -95,12 +96,28 @@ class FederatedLoop(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Binds the run of a trainer that was built by hand, before Lightning loads a checkpoint.
 
-        :func:`gcfed.assemble.assemble` has already bound all other runs.
+        :func:`gcfed.assemble.assemble` has already bound all other runs. A later ``fit`` with other
+        data, another module or other parts is another run, whose clients have kept nothing yet.
         """
         assert isinstance(pl_module, FederatedModule)
+        callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if stage == "fit" and self.data is not data:
-            self.bind(trainer.callbacks, data, pl_module)  # type: ignore[attr-defined]
+        if stage != "fit" or self._is_bound_to(callbacks, data, pl_module):
+            return
+        if self.data is not None:
+            self.stores.forget_all()
+            self.counted = False
+            self.last_row = {}
+        self.bind(callbacks, data, pl_module)
+
+    def _is_bound_to(
+        self, callbacks: Sequence[Callback], data: Any, module: FederatedModule
+    ) -> bool:
+        if self.data is None:
+            return False
+        parts = [callback for callback in callbacks if isinstance(callback, Part)]
+        setup = self.server.setup
+        return setup.data is data and setup.module is module and setup.parts == parts
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)

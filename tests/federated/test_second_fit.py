@@ -1,0 +1,86 @@
+"""A loop of a trainer that was built by hand trains a second time."""
+
+import pytest
+import torch
+from conftest import calls_of
+from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd
+from lightning.pytorch import Trainer
+
+from gcfed.aggregators.mean import MeanAggregator
+from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.parts import ServerPart
+from gcfed.federated.parts.method import parts_of
+from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.run import train
+
+ROUNDS = 2
+
+
+class Zero(ServerPart):
+    """Lets the server stand still."""
+
+    def on_aggregate_end(self, update, round):
+        for t in update.values():
+            t.zero_()
+
+
+def make_loop():
+    return FederatedLoop(
+        sampler=Cohorts(3),
+        solver=sgd(),
+        aggregator=MeanAggregator(),
+        rounds=ROUNDS,
+        seed=5,
+    )
+
+
+def fit(loop, module, data, methods=()):
+    """The model after a fit, as one vector."""
+    trainer = Trainer(
+        max_steps=ROUNDS,
+        max_epochs=-1,
+        accelerator="cpu",
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=[loop, *parts_of(methods)],
+    )
+    trainer.fit(module, datamodule=data)
+    return torch.nn.utils.parameters_to_vector(module.net.parameters()).detach()
+
+
+def make_module():
+    module = FederatedModule(make_net(), PLAIN_SERVER)
+    module.test = lambda watchers: {}
+    return module
+
+
+@pytest.fixture
+def data():
+    data = random_federation()
+    data.rounds = ROUNDS
+    return data
+
+
+def test_a_second_fit_calls_its_own_methods(data):
+    loop = make_loop()
+    module = make_module()
+    once = fit(loop, module, data).clone()
+    assert torch.equal(fit(loop, module, data, [Zero()]), once)
+    assert not torch.equal(fit(loop, module, data), once)
+
+
+def test_a_second_fit_with_another_module_is_a_run_of_its_own(data):
+    """Its clients have no states of the first run."""
+    loop = make_loop()
+    first = fit(loop, make_module(), data, [Scaffold()])
+    assert torch.equal(fit(loop, make_module(), data, [Scaffold()]), first)
+
+
+def test_a_run_of_a_config_is_bound_once(config, tmp_path, monkeypatch):
+    calls = calls_of(monkeypatch, FederatedLoop, "bind")
+    train(config("rounds=1", "algorithm=scaffold", "metrics=drift", folder=tmp_path))
+    assert calls == ["bind"]
