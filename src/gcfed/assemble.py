@@ -204,8 +204,8 @@ def fill_from_data(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:
     with open_dict(cfg):
         _fill_shape(cfg, data)
         has_own_texts = "vocabulary" in cfg.model and "last_only" not in cfg.model
-        if has_own_texts:
-            _fill_vocabulary(cfg, data)
+        if has_own_texts and cfg.model.vocabulary is None:
+            cfg.model.vocabulary = _vocabulary(data)
         if has_own_texts or cfg.model.get("last_only", False) is None:
             cfg.model.last_only = data.labels.ndim == 1
     return cfg
@@ -226,20 +226,10 @@ def _fill_shape(cfg: DictConfig, data: FederatedDataModule) -> None:
         )
 
 
-def _fill_vocabulary(cfg: DictConfig, data: FederatedDataModule) -> None:
-    """Sets the number of tokens that the user's own texts need; they may have -1 as padding."""
+def _vocabulary(data: FederatedDataModule) -> int:
+    """The number of tokens that the user's own texts need: at least 256, that of bytes."""
     tokens = [split.x for split in data.splits.values() if split.x.dtype.kind in "iu"]
-    if cfg.model.vocabulary is None:
-        needed = [_tokens_needed(x) for x in tokens]
-        cfg.model.vocabulary = max([256, *needed])
-    size = cfg.model.vocabulary
-    for x in tokens:
-        for token in (x.min(), x.max()):
-            if not -1 <= token < size:
-                raise Refusal(
-                    f"data has {token}, and model.vocabulary={size} allows tokens from -1 to"
-                    f" {size - 1}."
-                )
+    return max([256, *map(_tokens_needed, tokens)])
 
 
 def _tokens_needed(x: np.ndarray) -> int:

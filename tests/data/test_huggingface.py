@@ -155,7 +155,7 @@ def test_the_lstm_reads_texts_of_any_tokens(tmp_path, config):
         f"paths.data_dir={tmp_path}",
     )
     with pytest.raises(
-        ValueError, match=r"^data has \d+, and model\.vocabulary=9 allows tokens from -1 to 8\.$"
+        ValueError, match=r" has the token \d+, and CharLSTM knows the tokens 0 to 8: raise model\."
     ):
         train(config(*mine, *small, "model.vocabulary=9"))
     result = train(config(*mine, *small))

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import DATA_DIR
+from conftest import DATA_DIR, refuses
 from harness import weights
 
-from gcfed.assemble import build_module
+from gcfed.assemble import assemble, build_module
 from gcfed.data.augment import PlainTransform
 from gcfed.data.sets import tiny_shakespeare as tiny
 from gcfed.data.sets.text import ALPHABET, PAD, encode, sequences
@@ -136,6 +136,13 @@ def test_a_run_on_the_small_play(config, play, model, capsys):
         data.class_counts(np.array([0, 1])).sum()
         == (data.labels[data.partition.indices] != IGNORE).sum()
     )
+
+
+@pytest.mark.parametrize(("model", "name"), [("lstm", "CharLSTM"), ("gpt", "GPT")])
+def test_more_tokens_than_the_vocabulary_are_refused(config, play, model, name):
+    """Each token beyond it would share the embedding of another one."""
+    with refuses(rf"has the token \d\d, and {name} knows the tokens 0 to 39: raise model\.vocab"):
+        assemble(config(*run_of(play, model, "model.vocabulary=40")))
 
 
 def test_a_gpt_in_bfloat16_stays_near_float32(config, play, tmp_path):

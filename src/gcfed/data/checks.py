@@ -81,6 +81,6 @@ def _check_inputs(data: FederatedDataModule, net: nn.Module) -> None:
     most = max(int(split.x.max(initial=0)) for split in data.splits.values())
     if most >= known:
         raise Refusal(
-            f"{name} has the token {most}, and {model} knows the tokens 0 to {known - 1}: take its"
-            " own tokenizer."
+            f"{name} has the token {most}, and {model} knows the tokens 0 to {known - 1}: raise"
+            " model.vocabulary, or take the tokenizer of the network's folder."
         )

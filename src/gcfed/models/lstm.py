@@ -15,8 +15,8 @@ class CharLSTM(StageNetwork, nn.Module):
     """An embedding, two LSTM layers and a linear layer predict the next character at each position,
     or at the last one.
 
-    Tokens 0 … C − 1 are characters. Token C is padding, which is never predicted. Tokenizers may
-    pad with −1, which gets the last embedding.
+    Tokens 0 … C − 1 are characters. Token C is padding, which is never predicted. A negative token,
+    such as a tokenizer's −1, is padding, too, and has the last embedding.
 
     Args:
         input_shape: (T,); the network takes any length.
@@ -45,14 +45,15 @@ class CharLSTM(StageNetwork, nn.Module):
                 "input_shape", f"={[*input_shape]}: model=lstm is for texts; images need model=cnn."
             )
         self.last_only = last_only
-        self.embedding = nn.Embedding(vocabulary or num_classes + 1, embedding)
+        self.num_tokens = vocabulary or num_classes + 1
+        self.embedding = nn.Embedding(self.num_tokens, embedding)
         self.lstm1 = nn.LSTM(embedding, hidden, batch_first=True)
         self.lstm2 = nn.LSTM(hidden, hidden, batch_first=True)
         self.fc = nn.Linear(hidden, num_classes)
 
     def stage(self, name: str, hidden: Tensor) -> Tensor:
         if name == "embedding":
-            hidden = hidden.remainder(self.embedding.num_embeddings)
+            hidden = hidden.masked_fill(hidden < 0, self.num_tokens - 1)
         hidden = self.get_submodule(name)(hidden)
         if not name.startswith("lstm"):
             return hidden

@@ -237,8 +237,8 @@ class GPT(Transformer):
 
     Args:
         input_shape: (T,).
-        num_classes: C, number of characters and of logits. Token C is padding; −1 has the last
-            embedding.
+        num_classes: C, number of characters and of logits. Token C is padding; a negative token
+            is padding, too, and has the last embedding.
         last_only: return logits for the last position only, ``[B, C]`` instead of ``[B, T, C]``.
         vocabulary: number of tokens; None: C + 1.
     """
@@ -265,10 +265,9 @@ class GPT(Transformer):
         pool = -1 if last_only else slice(None)
         super().__init__(embed, num_classes, pool=pool, width=width, causal=True, **settings)
         self.last_only = last_only
-        self.tokens = token.num_embeddings
+        self.num_tokens = token.num_embeddings
 
     def stage(self, name: str, hidden: Tensor) -> Tensor:
-        """−1, the padding of tokenizers, has the last embedding."""
         if name == "embed":
-            hidden = hidden.remainder(self.tokens)
+            hidden = hidden.masked_fill(hidden < 0, self.num_tokens - 1)
         return super().stage(name, hidden)
