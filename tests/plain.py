@@ -179,6 +179,10 @@ class Plain:
         """The training samples of a local step."""
         return self.x[batch]
 
+    def rate(self, t):
+        """The clients' learning rate in a round."""
+        return LR * DECAY**t
+
     def sent(self, t, deltas): ...
 
     def server_step(self, deltas):
@@ -188,7 +192,7 @@ class Plain:
 
     def round(self, t):
         self.t = t
-        self.lr = LR * DECAY**t
+        self.lr = self.rate(t)
         drawn = self.drawn(t)
         came = self.came(t, drawn)
         deltas = {}
