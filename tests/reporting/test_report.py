@@ -102,6 +102,31 @@ def test_an_error_names_the_argument_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
+def test_a_report_leaves_no_table_or_figure_of_an_earlier_one(tmp_path):
+    write_run(tmp_path / "logs" / "run", curve(0.9, 4), "data=digits rounds=4")
+    out = tmp_path / "out"
+    of_earlier_report = ("tables/comparison_2.tex", "tables/targets_2.tex")
+    of_earlier_report += ("figures/test_acc_2.png", "figures/personal_local_acc_seconds_2.pdf")
+    of_user = ("tables/comparison_mine.tex", "figures/mine_2.png")
+    for name in (*of_earlier_report, *of_user):
+        path = out / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+    write_report(tmp_path / "logs", out=out, figures=False)
+    assert (out / "tables" / "comparison_1.tex").is_file()
+    assert [name for name in of_earlier_report if (out / name).exists()] == []
+    assert [name for name in of_user if not (out / name).exists()] == []
+
+
+def test_a_root_below_debug_is_read_beside_others(tmp_path):
+    for place in ("debug/run_1", "other/run_2", "other/debug/run_3"):
+        write_run(tmp_path / "logs" / place, curve(0.9, 4), "data=digits rounds=4")
+    roots = [tmp_path / "logs" / name for name in ("debug", "other")]
+    write_report(*roots, out=tmp_path / "out", figures=False)
+    table = pd.read_csv(tmp_path / "out" / "tables" / "runs.csv")
+    assert sorted(re.findall(r"run_\d", " ".join(table["folder"]))) == ["run_1", "run_2"]
+
+
 def test_a_measure_that_no_run_has_is_refused(tmp_path):
     write_run(tmp_path / "logs/one", curve(0.9, 4), "data=digits rounds=4")
     for measure, rest in (

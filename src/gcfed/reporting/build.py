@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from os.path import commonpath, relpath
+from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -34,6 +35,11 @@ MORE_MEASURES = (
     "final:personal/local_acc",
     "total:comm/down_bytes",
     "total:comm/up_bytes",
+)
+#: Files with the number of a place in their names. An earlier report in the same folder may have
+#: had more places, or other ones.
+_NUMBERED_FILES = re.compile(
+    r"(comparison|targets)_\d+\.tex|(test|personal)_\w+_\d+\.(png|pdf)", re.ASCII
 )
 
 
@@ -81,6 +87,7 @@ def write_report(
     frame = frame_of(found.runs)
     verdicts = _verdicts(frame)
     columns = [*MORE_MEASURES, *asked]
+    _remove_earlier(out)
     tables = _write_tables(frame, verdicts, columns, out / "tables")
     _write_runs(frame, verdicts, columns, out / "tables" / "runs.csv")
     pictures: list[Picture] = []
@@ -102,13 +109,12 @@ def _find(roots: Sequence[Path]) -> _Found:
 
     Raises Refusal if there is none.
     """
-    base = Path(commonpath([root.resolve() for root in roots]))
     notes: list[str] = []
     runs: list[Run] = []
     trials = Counter[Path]()
     for run in find_runs(roots):
         search = search_of(run)
-        if "debug" in run.folder.parts[len(base.parts) :]:
+        if _is_debug(run.folder, roots):
             continue
         if not run.config:
             notes.append(f"{relpath(run.folder)}: {run.reason}")
@@ -126,6 +132,23 @@ def _find(roots: Sequence[Path]) -> _Found:
             f" {'; '.join(notes)}"
         )
     return _Found(runs, notes)
+
+
+def _is_debug(folder: Path, roots: Sequence[Path]) -> bool:
+    """Whether a folder ``debug`` lies between a run and each root above it."""
+    for root in roots:
+        place = root.resolve()
+        if folder.is_relative_to(place) and "debug" not in folder.relative_to(place).parts:
+            return False
+    return True
+
+
+def _remove_earlier(out: Path) -> None:
+    """Removes the tables and figures of places that an earlier report wrote to the same folder."""
+    for folder in (out / "tables", out / "figures"):
+        for file in folder.glob("*_*.*"):
+            if _NUMBERED_FILES.fullmatch(file.name):
+                file.unlink()
 
 
 def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
