@@ -68,6 +68,7 @@ def test_a_moving_mean_is_infinite_while_it_has_an_infinite_test(window):
         ("test/acc@5", 0.25),
         ("test/acc@9", None),
         ("mean:test/acc[3]@5", 0.375),
+        ("last10:test/acc@5", 0.85 / 3),
         ("rounds:test/acc>=0.45", 3),
         ("rounds:test/acc>=0.9", None),
         ("rounds:test/rmse<=0.9", None),
@@ -167,6 +168,8 @@ def test_a_name_alone_is_one_number_or_refused(run):
         ("max:test/acc[5]", "test accuracy, best, last 5 rounds"),
         ("mean:val/f1", "val/f1, mean"),
         ("total:comm/up_bytes", "sent by clients"),
+        ("total:comm/up_bytes[3]", "sent by clients, total, last 3 rounds"),
+        ("last10:test/acc@50", "test accuracy, last 10 rounds at round 50"),
         ("test/acc_ema@500", "test/acc_ema at round 500"),
         ("mean:test/acc[10]@500", "test accuracy, last 10 rounds at round 500"),
         ("rounds:0.8", "rounds to 80\u00a0%"),
@@ -221,6 +224,20 @@ def test_an_invalid_measure_is_named(measure):
         ValueError, match=rf"measure={re.escape(repr(measure))} is not understood.*last10:<column>"
     ):
         value(run_of(), measure)
+
+
+def test_a_single_value_has_no_window():
+    for measure in ("final:test/acc[10]", "last:test/acc[10]"):
+        with refuses(r"one value\. Write mean:test/acc\[10\] for the mean over these rounds"):
+            parse(measure)
+
+
+@pytest.mark.parametrize(
+    "measure", ["mean:test/acc[0]", "rounds:test/acc[0]>=0.5", "test/acc@0", "last10:test/acc@0"]
+)
+def test_rounds_of_a_measure_count_from_1(measure):
+    with refuses(f"^measure={re.escape(repr(measure))}: rounds count from 1"):
+        parse(measure)
 
 
 def test_a_diverged_run_has_no_final_value(tmp_path):

@@ -62,7 +62,7 @@ FORMS = (
 #: Short forms → the form that they stand for.
 SHORT_FORMS = {
     r"final:(.+)": r"last:\1",
-    r"last10:(.+)": r"mean:\1[10]",
+    r"last10:([^@]+)(@\d+)?": r"mean:\1[10]\2",
     r"([^:@]+@\d+)": r"last:\1",
     r"(rounds|seconds):(\d*\.?\d+)": r"\1:test/acc>=\2",
 }
@@ -105,10 +105,15 @@ class Measure:
             if self.column == "test/acc":
                 return f"{self.statistic} to {100 * self.target:g}\u00a0%{means}"
             return f"{self.statistic} to {name} {self.target:g}{means}"
-        words = {"max": "highest", "min": "lowest", "mean": "mean", "median": "median"}
+        words = {"max": "highest", "min": "lowest", "median": "median"}
         words["max" if better(self.column) == "higher" else "min"] = "best"
+        # a title without a word is that of the last value, the whole sum, or the mean of a window
+        if self.window:
+            words["total"] = "total"
+        else:
+            words["mean"] = "mean"
         parts = [name]
-        if self.statistic in words and (self.statistic, bool(self.window)) != ("mean", True):
+        if self.statistic in words:
             parts.append(words[self.statistic])
         if self.window:
             parts.append(f"last {self.window} rounds")
@@ -168,6 +173,7 @@ def parse(measure: str, key: str = "measure") -> Measure:
         raise Refusal(f"{key}={measure!r} is not understood. {FORMS}")
     column = match["column"]
     statistic = match["statistic"]
+    _check_rounds(match, f"{key}={measure!r}")
     if statistic == "best":
         if better(column) == "neither":
             raise Refusal(
@@ -189,6 +195,19 @@ def parse(measure: str, key: str = "measure") -> Measure:
         target=float(match["target"]) if match["target"] else None,
         at_most=at_most,
     )
+
+
+def _check_rounds(match: re.Match[str], setting: str) -> None:
+    """Raises Refusal for the last value of a window, and for a window or a round 0."""
+    column = match["column"]
+    if match["window"] and match["statistic"] == "last":
+        raise Refusal(
+            f"{setting}: final: and last: are one value. Write mean:{column}[{match['window']}] for"
+            " the mean over these rounds."
+        )
+    for number in (match["window"], match["until"]):
+        if number is not None and int(number) < 1:
+            raise Refusal(f"{setting}: rounds count from 1, so {number} must be at least 1.")
 
 
 def full_form(measure: str) -> str:
