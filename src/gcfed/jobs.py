@@ -27,6 +27,7 @@ from omegaconf import DictConfig
 
 from gcfed.folders.folder import FAILURE, SUMMARY
 from gcfed.folders.identity import leaves
+from gcfed.utils.compose import has_odd_letters, quoted
 from gcfed.utils.machine import cores, launched, leads
 from gcfed.utils.refusal import Refusal
 
@@ -120,7 +121,10 @@ class SweepProgress(Callback):
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
         is_sweep = "BasicSweeper" in config.hydra.sweeper.get("_target_", "")
         if leads() and is_sweep and self.num_done > 1:
-            words = shlex.quote(f"roots=[{relpath(self.root)}]")
+            root = relpath(self.root)
+            if has_odd_letters(root):
+                root = quoted(root)
+            words = shlex.quote(f"roots=[{root}]")
             print(f"{self.num_done} jobs are done. gcfed-report {words} compares them.", flush=True)
 
     def before_job(self, number: int) -> str:

@@ -121,6 +121,7 @@ class OptunaSweeper(Sweeper):
 
         from gcfed.folders.folder import CHECKPOINT, read_run
         from gcfed.folders.measures import check_judges, parse
+        from gcfed.utils.compose import quoted
 
         metric = self.cfg.optimized_metric
         measure = parse(metric)
@@ -128,9 +129,9 @@ class OptunaSweeper(Sweeper):
         calls = []
         for trial, folder in zip(trials, folders, strict=True):
             params = [f"{key}={drawn}" for key, drawn in trial.params.items()]
-            place = [f"hydra.sweep.dir='{root}'", f"hydra.sweep.subdir={folder.name}"]
+            place = [f"hydra.sweep.dir={quoted(root)}", f"hydra.sweep.subdir={folder.name}"]
             if (folder / CHECKPOINT).is_file():
-                place.append(f"ckpt_path='{folder / CHECKPOINT}'")
+                place.append(f"ckpt_path={quoted(folder / CHECKPOINT)}")
             calls.append([*common, *params, *place])
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):

@@ -10,6 +10,7 @@ import pandas as pd
 import pytest
 import yaml
 from conftest import composer, forked, refuses, run_script
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
@@ -74,9 +75,8 @@ class Launcher:
         return [self.job(job, i) for i, job in enumerate(job_overrides, start=initial_job_idx)]
 
     def job(self, job, number):
-        values = {
-            key: value.strip("'") for key, value in (override.split("=", 1) for override in job)
-        }
+        overrides = OverridesParser.create().parse_overrides(job)
+        values = {override.key_or_group: str(override.value()) for override in overrides}
         done = JobReturn(status=JobStatus.COMPLETED)
         try:
             accuracy = self.of(values, number)
@@ -127,6 +127,13 @@ def test_trials_are_jobs_and_leave_a_table(tmp_path):
         "client.epochs": row["client.epochs"],
         "gc.lam": float(row["gc.lam"]),
     }
+
+
+def test_a_search_may_be_in_a_folder_with_odd_letters(tmp_path):
+    folder = tmp_path / "it's (a = b), c"
+    go(folder, Launcher(), "rounds=1", n_trials=1)
+    assert [row["state"] for row in trials(folder)] == ["complete"]
+    assert (folder / "trial_0000" / "summary.json").is_file()
 
 
 def test_a_stopped_search_draws_the_same_values_as_one_that_was_not_stopped(tmp_path):

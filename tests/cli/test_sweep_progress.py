@@ -1,10 +1,12 @@
 """A sweep or search says which job begins, and how long the rest takes."""
 
 import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
 from conftest import type_command
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
 
@@ -93,6 +95,21 @@ def test_a_sweep_ends_with_the_command_that_compares_its_jobs(
     progress.on_job_end(job, JobReturn(status=JobStatus.FAILED))
     progress.on_multirun_end(sweep_of(_target_=target))
     assert capsys.readouterr().out == last
+
+
+def test_the_command_that_compares_jobs_names_a_folder_with_odd_letters(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    name = "it's a = b, (c)"
+    progress = SweepProgress()
+    progress.root = tmp_path / name
+    progress.num_done = 2
+    progress.on_multirun_end(sweep_of(_target_=BASIC))
+    printed = capsys.readouterr().out
+    _, word, *_ = shlex.split(printed.partition(". ")[2])
+    (override,) = OverridesParser.create().parse_overrides([word])
+    assert [str(root) for root in override.value()] == [name]
 
 
 @pytest.mark.slow

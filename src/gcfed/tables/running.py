@@ -17,7 +17,7 @@ from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
-from gcfed.utils.compose import composed
+from gcfed.utils.compose import composed, quoted
 from gcfed.utils.refusal import Refusal, message_of
 
 STOP = "callbacks.early_stopping"
@@ -35,20 +35,14 @@ def train(overrides: Sequence[str], folder: Path) -> str:
 
     Returns why it failed, or "".
     """
-    command = [sys.executable, "-c", CODE, *overrides, f"hydra.run.dir={_quoted(folder)}"]
+    command = [sys.executable, "-c", CODE, *overrides, f"hydra.run.dir={quoted(folder)}"]
     if (folder / CHECKPOINT).is_file():
-        command.append(f"ckpt_path={_quoted(folder / CHECKPOINT)}")
+        command.append(f"ckpt_path={quoted(folder / CHECKPOINT)}")
     code = subprocess.run(command).returncode
     if not code:
         return ""
     reason = read_run(folder).reason if folder.is_dir() else ""
     return reason or f"it ended with code {code}; see above"
-
-
-def _quoted(path: Path) -> str:
-    """A path as a value of Hydra's command line."""
-    text = str(path).replace("'", r"\'")
-    return f"'{text}'"
 
 
 @dataclass

@@ -94,8 +94,13 @@ def _without_shorthand(word: str) -> str:
     value = AT_HOME.sub(lambda found: f"{found[1]}{Path.home()}/", value)
     has_quote = re.match(r"[^'\"\[{(]+'", value)
     if has_quote or _has_foreign_letters(value) or _is_path_with_odd_letters(value):
-        return f"{key}={QuotedString(value, Quote.single).with_quotes()}"
+        return f"{key}={quoted(value)}"
     return f"{key}={value}"
+
+
+def quoted(value: str | Path) -> str:
+    """A text as one value of Hydra's grammar, whatever letters it has."""
+    return QuotedString(str(value), Quote.single).with_quotes()
 
 
 def _has_foreign_letters(value: str) -> bool:
@@ -107,9 +112,12 @@ def _has_foreign_letters(value: str) -> bool:
 
 def _is_path_with_odd_letters(value: str) -> bool:
     """Whether Hydra's grammar would stumble over a path that exists."""
-    if re.search(r"[^\w./+@%-]", value, re.ASCII) is None:
-        return False
-    return os.path.exists(value)  # noqa: PTH110  (a list may be too long for a path)
+    return has_odd_letters(value) and os.path.exists(value)  # noqa: PTH110  (a list may be too long for a path)
+
+
+def has_odd_letters(value: str) -> bool:
+    """Whether a value has letters that Hydra's grammar knows only in quotes."""
+    return re.search(r"[^\w./+@%-]", value, re.ASCII) is not None
 
 
 def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
@@ -123,7 +131,7 @@ def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
         raise Refusal(
             f"config_dir={config_dir} does not combine with {SEARCHPATH}: name all folders there."
         )
-    return f"{SEARCHPATH}=[{QuotedString(f'file://{folder}', Quote.single).with_quotes()}]"
+    return f"{SEARCHPATH}=[{quoted(f'file://{folder}')}]"
 
 
 def composed(overrides: Sequence[str]) -> DictConfig:
@@ -239,8 +247,8 @@ def _quotes_for(word: str) -> str:
     key, _, value = word.partition("=")
     if "/" not in value:
         return ""
-    quoted = QuotedString(value, Quote.double).with_quotes()
-    return f" A path needs quotes: {shlex.quote(f'{key}={quoted}')}"  # as a shell takes it
+    in_quotes = QuotedString(value, Quote.double).with_quotes()
+    return f" A path needs quotes: {shlex.quote(f'{key}={in_quotes}')}"  # as a shell takes it
 
 
 def _several_values(key: str, values: str) -> str:
