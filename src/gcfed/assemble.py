@@ -169,6 +169,12 @@ def build_without_data(cfg: DictConfig) -> Written:
     return written
 
 
+def start_at_random(cfg: DictConfig) -> None:
+    """Lets the model of a config start at random, so that no weights are downloaded or read."""
+    for key in {"weights", "pretrained", "start"} & cfg.model.keys():
+        cfg.model[key] = False if key == "pretrained" else None
+
+
 def read_data(cfg: DictConfig) -> FederatedDataModule:
     """The data of a config, loaded. Raises Refusal, with the key that the user typed, for a setting
     that cannot work.

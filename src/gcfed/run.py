@@ -23,6 +23,7 @@ from gcfed.assemble import (
     build_trainer,
     fill_from_data,
     read_data,
+    start_at_random,
 )
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.callbacks.curves import Curves
@@ -290,9 +291,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = read_data(cfg)
     cfg = fill_from_data(cfg, data)
-    for key in {"weights", "pretrained", "start"} & cfg.model.keys():
-        # the file's tensors replace them: no download
-        cfg.model[key] = False if key == "pretrained" else None
+    start_at_random(cfg)  # the file's tensors replace the model's
     module = build_module(cfg, data)
     with blamed(module.net, module.task, "before the test"):
         set_traits(module, data, stack=1)

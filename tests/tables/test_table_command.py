@@ -15,6 +15,7 @@ import pytest
 import yaml
 from conftest import composer, forked, run_script
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from omegaconf import OmegaConf
 from pretend import Trainer, composed, finish, go, plain
 
 import gcfed.run  # noqa: F401  (forked processes have it)
@@ -220,6 +221,40 @@ def test_hours_are_steps_times_seconds(monkeypatch):
     assert 0 < cost.seconds_a_round(cfg, {}) < 36
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 1800.0)
     assert cost.estimate([(cfg, 3), (cfg, 1)]).startswith("about 2.0 h ")
+
+
+def test_an_estimate_changes_neither_the_config_nor_torchs_threads(monkeypatch):
+    cfg = composed(("data.limit_train=100", "data.limit_test=40", "model.hidden=[8]")).copy()
+    before = OmegaConf.to_container(cfg)
+    threads = []
+    monkeypatch.setattr(cost.torch, "get_num_threads", lambda: 7)
+    monkeypatch.setattr(cost.torch, "set_num_threads", threads.append)
+    assert "not counted" not in cost.estimate([(cfg, 1)])
+    assert OmegaConf.to_container(cfg) == before
+    assert threads == [1, 7]
+
+
+@pytest.mark.parametrize(
+    ("words", "package", "loader"),
+    [
+        (["data=huggingface", "data.name=nobody/nothing"], "datasets", "load_dataset"),
+        (
+            ["data=digits", "model=torchvision", "model.weights=DEFAULT"],
+            "torchvision.models._api",
+            "load_state_dict_from_url",
+        ),
+    ],
+)
+def test_an_estimate_downloads_nothing(monkeypatch, tmp_path, words, package, loader):
+    downloads = []
+    module = pytest.importorskip(package)
+    monkeypatch.setattr(module, loader, lambda *args, **settings: downloads.append(args))
+    small = ["data.limit_train=20", "data.limit_test=10", "participation.num_clients=2"]
+    cfg = composed((*words, *small, f"paths.data_dir={tmp_path}"))
+    estimate = cost.estimate([(cfg, 1)])
+    assert downloads == []
+    if package == "datasets":
+        assert "data.name=nobody/nothing is not downloaded yet" in estimate
 
 
 def test_a_path_with_an_apostrophe_is_one_value_of_the_runs_command_line(monkeypatch):

@@ -5,13 +5,15 @@ core.
 from __future__ import annotations
 
 import timeit
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
 from time import process_time
 
 import torch
 from omegaconf import DictConfig, open_dict
 
-from gcfed.assemble import assemble
+from gcfed.assemble import assemble, start_at_random
 from gcfed.jobs import in_words
 from gcfed.utils.refusal import message_of
 
@@ -25,24 +27,36 @@ def estimate(left: Sequence[tuple[DictConfig, int]]) -> str:
     rounds_of: dict[int, float] = {}  # a config's id → seconds of a round
     unknown: dict[str, None] = {}  # why configs have no estimate
     seconds = 0.0
-    torch.set_num_threads(1)
-    for cfg, rounds in left:
-        if id(cfg) not in rounds_of:
-            try:
-                rounds_of[id(cfg)] = seconds_a_round(cfg, steps)
-            except Exception as error:
-                text = message_of(error)[:150]
-                unknown[f"\n  not counted: {cfg.tags.data}, {cfg.tags.model}: {text}"] = None
-                rounds_of[id(cfg)] = 0.0
-        seconds += rounds * rounds_of[id(cfg)]
+    with _on_one_core():
+        for cfg, rounds in left:
+            if id(cfg) not in rounds_of:
+                try:
+                    rounds_of[id(cfg)] = seconds_a_round(cfg, steps)
+                except Exception as error:
+                    text = message_of(error)[:150]
+                    unknown[f"\n  not counted: {cfg.tags.data}, {cfg.tags.model}: {text}"] = None
+                    rounds_of[id(cfg)] = 0.0
+            seconds += rounds * rounds_of[id(cfg)]
     time = f"about {in_words(seconds)}" if seconds >= 1 else "less than a second"
     rest = "without each job's start and what methods add to a step"
     return f"{time} on one core, {rest}{''.join(unknown)}"
 
 
-def seconds_a_round(cfg: DictConfig, steps: dict[str, float]) -> float:
+@contextmanager
+def _on_one_core() -> Iterator[None]:
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def seconds_a_round(asked: DictConfig, steps: dict[str, float]) -> float:
     """Seconds of a round and its share of the tests. ``steps`` keeps what is measured."""
+    cfg = deepcopy(asked)
     with open_dict(cfg):
+        start_at_random(cfg)
         cfg.paths.output_dir = "."
         cfg.callbacks = {}
         cfg.metrics = {}

@@ -75,6 +75,7 @@ class Request:
             characters, padding is 80.
         next_token: the label of each token is the next one (a language model); there is no column
             of classes.
+        download: False: only what is already there.
     """
 
     name: str
@@ -89,6 +90,7 @@ class Request:
     test: Inside = 0.2
     tokenizer: str | None = None
     next_token: bool = False
+    download: bool = True
 
     @property
     def key(self) -> str:
@@ -111,12 +113,14 @@ class Request:
 
     def cache_name(self) -> str:
         place = Path(self.name).resolve() if Path(self.name).is_dir() else self.name
-        return cache_name("huggingface", vars(self) | {"name": str(place), "data_dir": None})
+        settings = vars(self) | {"name": str(place), "data_dir": None}
+        del settings["download"]  # it does not change what is read
+        return cache_name("huggingface", settings)
 
 
 def _build(request: Request, keep: SplitWriter) -> tuple[int, Sequence[str]]:
     """Reads the splits and keeps them."""
-    splits = _load(request.name, request.subset, request.data_dir)
+    splits = _load(request)
     for rows in splits.values():
         for file in rows.cache_files:
             _refuse_outside(request.folder, file["filename"], request.key)
@@ -124,7 +128,7 @@ def _build(request: Request, keep: SplitWriter) -> tuple[int, Sequence[str]]:
     if not len(train):
         raise Refusal(f"{request.key}: the split train has no row.")
     columns = _columns(train, request)
-    encoder = encoder_of(request.tokenizer)
+    encoder = encoder_of(request.tokenizer, request.download)
     reader = _Reader(request, columns, encoder, keep.report)
     content = reader.arrays(train, "train")
     used = ["train", *reader.add_test(splits, content)]
@@ -138,11 +142,12 @@ def _build(request: Request, keep: SplitWriter) -> tuple[int, Sequence[str]]:
     return dataset.num_classes, dataset.class_names or ()
 
 
-def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
+def _load(request: Request) -> dict[str, Dataset]:
     """The splits, by name. One is called ``train``."""
     installed("datasets", "data=huggingface", "huggingface")
     import datasets
 
+    name = request.name
     if Path(name).is_dir():
         try:
             loaded = datasets.load_from_disk(name)
@@ -152,8 +157,11 @@ def _load(name: str, subset: str | None, data_dir: str) -> dict[str, Dataset]:
                 f"data.name={name} is no folder of save_to_disk, or has a split without rows"
                 f" ({text}): write it again, or take data=csv or image_folder."
             ) from error
+    elif request.download:
+        cache = f"{request.data_dir}/huggingface"
+        loaded = datasets.load_dataset(name, request.subset, cache_dir=cache)
     else:
-        loaded = datasets.load_dataset(name, subset, cache_dir=f"{data_dir}/huggingface")
+        raise Refusal(f"data.name={name} is not downloaded yet, and data.dataset.download=false.")
     if isinstance(loaded, datasets.Dataset):
         return {"train": loaded}
     if "train" not in loaded:

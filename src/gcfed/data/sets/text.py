@@ -71,10 +71,13 @@ class Encoder:
     padding: int
 
 
-def encoder_of(tokenizer: str | None) -> Encoder:
+def encoder_of(tokenizer: str | None, download: bool = True) -> Encoder:
     """LEAF's characters, or a tokenizer of transformers with its own special tokens.
 
     No code of its folder is run.
+
+    Args:
+        download: False: a tokenizer of the hub is there already.
     """
     if tokenizer is None:
         return Encoder(lambda text, length: encode(text[:length]), len(ALPHABET), PAD)
@@ -82,7 +85,9 @@ def encoder_of(tokenizer: str | None) -> Encoder:
     from transformers import AutoTokenizer  # takes seconds
 
     try:
-        tokens = AutoTokenizer.from_pretrained(tokenizer, trust_remote_code=False)
+        tokens = AutoTokenizer.from_pretrained(
+            tokenizer, trust_remote_code=False, local_files_only=not download
+        )
         if len(tokens) < 2:  # transformers makes an empty one for a folder with a model only
             raise Refusal("there is no tokenizer")
     except Exception as error:  # of any type, for a folder with any content
