@@ -54,22 +54,13 @@ class OptunaSweeper(Sweeper):
         """Raises ValueError before any run if a setting cannot work or the folder holds another
         search.
         """
-        from gcfed.folders.columns import known_better
         from gcfed.folders.lock import locked
-        from gcfed.folders.measures import check_judges, parse
+        from gcfed.folders.measures import check_direction, check_judges, parse
 
         metric = self.cfg.optimized_metric
         root = Path(self.cfg.hydra.sweep.dir).absolute()
         measure = parse(metric or "", "optimized_metric")
-        if not measure.higher_is_better and self.direction == "maximize":
-            raise Refusal(
-                f"{metric} is better where it is smaller: set hydra.sweeper.direction=minimize."
-            )
-        is_largest_best = measure.higher_is_better and known_better(measure.column) == "higher"
-        if is_largest_best and self.direction == "minimize":
-            raise Refusal(
-                f"{metric} is better where it is larger: set hydra.sweeper.direction=maximize."
-            )
+        check_direction(metric, self.direction, "optimized_metric", "hydra.sweeper.direction")
         params = [f"{key}={words}" for key, words in self.params.items()]
         space, common = space_of([*params, *arguments])
         if not space or "seed" in space:

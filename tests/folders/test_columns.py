@@ -9,8 +9,8 @@ import torchmetrics
 from conftest import refuses
 from run_folders import run_of
 
-from gcfed.folders.columns import DIRECTIONS, better, is_summary_number, known_better
-from gcfed.folders.measures import value
+from gcfed.folders.columns import DIRECTIONS, better, is_summary_number, known_better, named_better
+from gcfed.folders.measures import parse, value
 from gcfed.metrics.by_name import make
 
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
@@ -87,6 +87,20 @@ def test_a_users_column_is_unknown_beside_ours(column):
     assert better(column) == "higher"
 
 
+@pytest.mark.parametrize("name", ["nll", "mape", "brier", "brier_score", "cross_entropy"])
+def test_less_of_a_users_error_is_better(name):
+    assert better(f"test/{name}") == "lower"
+    assert parse(f"best:test/{name}") == parse(f"min:test/{name}")
+
+
+def test_the_best_of_a_column_whose_name_says_nothing_is_refused():
+    assert named_better("mine/rank") is None
+    with refuses("not known whether more or less .* Write max:mine/rank or min:mine/rank"):
+        parse("best:mine/rank")
+    with refuses(r"Write max:test/ac or min:test/ac\. Did you mean test/acc\?"):
+        parse("best:test/ac")
+
+
 def metrics_of_torchmetrics():
     for name in torchmetrics.__all__:
         for classes in (10, None):
@@ -103,7 +117,7 @@ def test_metrics_of_torchmetrics_have_its_direction_in_any_spelling():
         words = re.sub("(?<=[a-z0-9])(?=[A-Z])", "_", name).lower()
         for spelling in (name, name.lower(), words):
             for column in (f"test/{spelling}", f"personal/local_{spelling}"):
-                assert better(column) == ("higher" if higher else "lower"), column
+                assert named_better(column) == ("higher" if higher else "lower"), column
 
 
 def test_the_best_of_a_column_without_direction_is_refused():

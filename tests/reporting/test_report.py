@@ -130,7 +130,7 @@ def test_a_root_below_debug_is_read_beside_others(tmp_path):
 def test_a_measure_that_no_run_has_is_refused(tmp_path):
     write_run(tmp_path / "logs/one", curve(0.9, 4), "data=digits rounds=4")
     for measure, rest in (
-        ("best:test/acurracy", r"test/acurracy: did you mean test/acc\?"),
+        ("max:test/acurracy", r"test/acurracy: did you mean test/acc\?"),
         ("final:val/acc", r"val/acc\. There are "),
     ):
         with refuses(rf"^measures={measure}: no run here has {rest}"):

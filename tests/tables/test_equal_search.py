@@ -76,6 +76,25 @@ def test_a_metric_without_direction_is_refused_before_the_first_trial(tuned):
     assert not going.jobs
 
 
+def test_a_metric_of_unknown_direction_needs_one(tuned):
+    def measured(values, number):
+        return accuracies(0.5, **{"mine/rank": [float(values["client.optimizer.lr"])]})
+
+    search = SEARCH | {"metric": "last:mine/rank"}
+    going = trainer(measured)
+    with refuses("^search.metric=last:mine/rank: .* set search.direction=maximize or minimize"):
+        tuned(going, search=search)
+    with refuses("^last:test/acc is better where it is larger: set search.direction=maximize"):
+        tuned(going, search=SEARCH | {"direction": "minimize"})
+    assert not going.jobs
+    assert tuned(going, search=search | {"direction": "minimize"}) == 0
+    results = yaml.safe_load((tuned.folder / "fedavg_digits/optimization_results.yaml").read_text())
+    assert results["direction"] == "minimize"
+    assert results["best_value"] == min(
+        float(row["value"]) for row in trials(tuned.folder, "fedavg_digits")
+    )
+
+
 def test_a_metric_that_no_trial_writes_is_refused_before_the_first_one(tuned):
     going = Trainer(compose=whole)
     with refuses(r"search.metric=last:test/ac: a run .* did you mean test/acc\?"):

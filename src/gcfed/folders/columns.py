@@ -94,10 +94,16 @@ DIRECTIONS: dict[Better, tuple[str, ...]] = {
         "fedgc/sgc_active",
     ),
 }
-# In other columns, such as those of torchmetrics, these words mean that less is better.
+# In other columns, such as those of torchmetrics, these words mean that less is better, and else
+# the second ones that more is better.
 _LOWER = re.compile(
-    "loss|error|rmse|mse|mae|perplexity|distance|divergence|deviance|epsilon|bytes|seconds|time/"
-    "|comm/|_std",
+    "loss|error|rmse|mse|mae|mape|nll|entropy|brier|calibration|hinge|perplexity|distance"
+    "|divergence|deviance|epsilon|bytes|seconds|time/|comm/|_std",
+    re.IGNORECASE,
+)
+_HIGHER = re.compile(
+    "acc|auc|auroc|precision|recall|f1|f_?beta|score|r2|iou|jaccard|dice|kappa|corr|cosine"
+    "|similarity|specificity|sensitivity|predictive_?value|match|explained|psnr|bleu|rouge",
     re.IGNORECASE,
 )
 #: Names of columns.
@@ -129,13 +135,18 @@ ERRORS = ("test/loss", "test/perplexity", "test/rmse", "test/relative_error")
 
 
 def better(column: str) -> Better:
-    """Which value of a column is better. Of an unknown column it is the higher one, unless its name
-    says otherwise.
-    """
+    """Which value of a column is better; the higher one if its name does not say so."""
+    return named_better(column) or "higher"
+
+
+def named_better(column: str) -> Better | None:
+    """Which value of a column is better, by its name; None if the name does not say so."""
     known = known_better(column)
     if known is not None:
         return known
-    return "lower" if _LOWER.search(column) else "higher"
+    if _LOWER.search(column):
+        return "lower"
+    return "higher" if _HIGHER.search(column) else None
 
 
 def known_better(column: str) -> Better | None:
@@ -144,6 +155,11 @@ def known_better(column: str) -> Better | None:
         if matches(column, patterns):
             return direction
     return None
+
+
+def project_columns() -> list[str]:
+    """The columns and numbers that this project writes, some as patterns."""
+    return [pattern for patterns in DIRECTIONS.values() for pattern in patterns]
 
 
 def is_accuracy(column: str) -> bool:

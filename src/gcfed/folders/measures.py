@@ -23,6 +23,7 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +33,9 @@ from gcfed.folders.columns import (
     better,
     is_accuracy,
     is_summary_number,
+    known_better,
+    named_better,
+    project_columns,
 )
 from gcfed.utils.refusal import Refusal
 
@@ -164,7 +168,8 @@ def parse(measure: str, key: str = "measure") -> Measure:
     """The parts of a measure.
 
     Raises Refusal, which names ``key``, for anything else, for the best value of a column that has
-    none, and for the name of a column for which ``summary.json`` has another number than the last.
+    none or whose name does not say which it is, and for the name of a column for which
+    ``summary.json`` has another number than the last.
     """
     if _NAME.fullmatch(measure):
         return _of_name(measure, key)
@@ -179,6 +184,13 @@ def parse(measure: str, key: str = "measure") -> Measure:
             raise Refusal(
                 f"{key}={measure!r}: neither more nor less of {column} is better. Take"
                 f" final:{column} or last10:{column}."
+            )
+        if named_better(column) is None:
+            alike = get_close_matches(column, project_columns(), n=1, cutoff=0.75)
+            hint = f" Did you mean {alike[0]}?" if alike else ""
+            raise Refusal(
+                f"{key}={measure!r}: it is not known whether more or less of {column} is better."
+                f" Write max:{column} or min:{column}.{hint}"
             )
         statistic = "max" if better(column) == "higher" else "min"
     at_most = match["sign"] == "<="
@@ -267,6 +279,23 @@ def are_short(rounds: Iterable[int], window: int = WINDOW) -> bool:
         rounds: the number of rounds of each run.
     """
     return min(rounds, default=0) < 3 * window
+
+
+def check_direction(measure: str, direction: str, key: str, remedy: str) -> None:
+    """Raises Refusal if a search in this direction would choose the worst run.
+
+    Args:
+        direction: ``maximize`` or ``minimize``. It decides for a column that is not this project's,
+            unless the name says that less is better.
+        key: the setting that chose the measure, such as ``optimized_metric``.
+        remedy: the setting of the direction.
+    """
+    asked = parse(measure, key)
+    if not asked.higher_is_better and direction == "maximize":
+        raise Refusal(f"{measure} is better where it is smaller: set {remedy}=minimize.")
+    is_largest_best = asked.higher_is_better and known_better(asked.column) == "higher"
+    if is_largest_best and direction == "minimize":
+        raise Refusal(f"{measure} is better where it is larger: set {remedy}=maximize.")
 
 
 def check_judges(column: str, result: str, key: str) -> None:

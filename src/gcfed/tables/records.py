@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import field
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
@@ -90,6 +90,8 @@ class Search:
     seeds: list[Whole] = field(default_factory=list)
     # of the trials: a validation split, a seed that no job has
     overrides: list[str] = field(default_factory=list)
+    # None: by the name of the metric's column
+    direction: Literal["maximize", "minimize"] | None = None
 
     def __post_init__(self) -> None:
         if self.n_trials < 1:

@@ -13,10 +13,10 @@ import numpy as np
 import yaml
 from omegaconf import DictConfig
 
-from gcfed.folders.columns import better
+from gcfed.folders.columns import better, named_better
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
 from gcfed.folders.lock import locked
-from gcfed.folders.measures import check_judges, parse
+from gcfed.folders.measures import check_direction, check_judges, parse
 from gcfed.folders.reading import read_yaml
 from gcfed.tables import running
 from gcfed.tables.plan import Job
@@ -99,12 +99,12 @@ def tune(
     share a seed.
     """
     installed("optuna", "search")
-    _check_direction(search.metric)
     cells = {job.cell: job for job in jobs.values()}
     run_seeds = {job.seed for job in jobs.values()}
     searches = [_cell_search(search, job, root) for job in cells.values()]
     for one in searches:
         _check(search, one, run_seeds)
+    direction_of(search)  # after the check, which suggests names for a mistyped metric
     _report_unused(search, cells.values())
     tuned = Tuned()
     for one in searches:
@@ -132,14 +132,27 @@ def tune(
     return tuned
 
 
-def _check_direction(metric: str) -> None:
-    """Raises Refusal for a measure that cannot choose between trials."""
+def direction_of(search: Search) -> str:
+    """``maximize`` or ``minimize``.
+
+    Raises Refusal for a measure that cannot choose between trials, or whose direction is not known.
+    """
+    metric = search.metric
     asked = parse(metric, "search.metric")
     if not asked.is_to_target and better(asked.column) == "neither":
         raise Refusal(
             f"search.metric={metric}: neither more nor less of {asked.column} is better: choose by"
             " another column, such as last:val/acc."
         )
+    if search.direction is not None:
+        check_direction(metric, search.direction, "search.metric", "search.direction")
+        return search.direction
+    if not asked.is_to_target and named_better(asked.column) is None:
+        raise Refusal(
+            f"search.metric={metric}: it is not known whether more or less of {asked.column} is"
+            " better: set search.direction=maximize or minimize."
+        )
+    return "maximize" if asked.higher_is_better else "minimize"
 
 
 def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
@@ -189,7 +202,7 @@ def run_trials(search: Search, one: CellSearch) -> None:
 
     A stopped trial continues with the values that it had drawn.
     """
-    direction = "maximize" if parse(search.metric).higher_is_better else "minimize"
+    direction = direction_of(search)
     with locked(one.folder / ".lock") as holder:
         if holder:
             raise Refusal(
