@@ -214,13 +214,6 @@ def _sorted(keys: Iterable[tuple[Name, int]]) -> list[tuple[Name, int]]:
     return sorted(keys, key=lambda key: (isinstance(key[0], str), *key))
 
 
-def _with_interval(numbers: pd.Series, names: tuple[str, str, str]) -> dict[str, float]:
-    """The mean and the ends of its 95 % interval, under these names."""
-    from gcfed.reporting.verdict import interval
-
-    return dict(zip(names, (numbers.mean(), *interval(numbers)), strict=True))
-
-
 def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> pd.DataFrame:
     """A row for each run below the roots, also for those that have not ended. The log names the
     folders that are left out because their files cannot be read.
@@ -331,7 +324,7 @@ class Comparison:
         """
         import pandas as pd
 
-        from gcfed.reporting.verdict import scale_of
+        from gcfed.reporting.verdict import compared, scale_of
         from gcfed.utils.checked import Count, validated
 
         validated("rounds", rounds, Count | None)
@@ -345,22 +338,18 @@ class Comparison:
         if baseline is not None and baseline not in numbers_of:
             why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
             raise Refusal(f"baseline={baseline}: {why}.")
+        values = pd.DataFrame(numbers_of)
         measure = measure_of_last(column, rounds)
-        scale = scale_of(measure, [numbers.mean() for numbers in numbers_of.values()])
-        rows: dict[Name, dict[str, float]] = {}
-        pairs = []
-        for method, numbers in numbers_of.items():
-            row = _with_interval(scale.factor * numbers, ("mean", "low", "high"))
-            if baseline is not None:
-                gaps = (numbers - numbers_of[baseline]).dropna()  # by seed
-                row |= _with_interval(scale.factor * gaps, ("difference", "from", "to"))
-                pairs.append(len(gaps))
-            rows[method] = row
-        table = pd.DataFrame.from_dict(rows, orient="index").round(scale.digits)
+        scale = scale_of(measure, values.mean())
+        found = compared(scale.factor * values, baseline)
+        columns = ["mean", "low", "high"]
+        if baseline is not None:
+            columns += ["difference", "from", "to"]
+        table = found[columns].round(scale.digits)
         table.columns.name = f"{measure} ({scale.unit})" if scale.unit else measure
-        table["seeds"] = [len(numbers) for numbers in numbers_of.values()]
-        if baseline is not None and pairs != table["seeds"].tolist():
-            table["pairs"] = pairs
+        table["seeds"] = found["n"]
+        if baseline is not None and (found["pairs"] != found["n"]).any():
+            table["pairs"] = found["pairs"]
         diverged = [self._diverged(method) for method in numbers_of]
         if any(diverged):
             table["diverged"] = diverged

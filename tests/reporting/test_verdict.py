@@ -7,6 +7,7 @@ import re
 from math import inf, isnan
 
 import numpy as np
+import pandas as pd
 import pytest
 from matplotlib.font_manager import FontProperties
 from matplotlib.textpath import TextPath
@@ -17,7 +18,7 @@ from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.student import holm, paired_p
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import interval, scale_of, verdict
+from gcfed.reporting.verdict import compared, interval, scale_of, verdict
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -169,6 +170,33 @@ def test_bytes_have_columns_only_if_the_methods_differ():
     alone = frame_of([sent(1e6, 1e6)])
     cells = comparison(verdict(alone), alone, MORE_MEASURES, "c", "P").frame
     assert "sent by clients (MB)" in cells
+
+
+def test_one_function_gives_means_intervals_and_paired_differences():
+    rng = np.random.default_rng(1)
+    values = pd.DataFrame(rng.random((5, 3)), index=[1, 2, 3, 5, 8], columns=["a", "b", "c"])
+    values.loc[[2, 8], "b"] = np.nan
+    values.loc[[1, 2, 3, 8], "c"] = np.nan
+    table = compared(values, "a")
+    assert table["n"].tolist() == table["pairs"].tolist() == [5, 3, 1]
+    ours = values["b"].dropna()
+    theirs = values["a"][ours.index]
+    of_mean = stats.t.interval(0.95, 2, ours.mean(), stats.sem(ours))
+    of_pairs = stats.ttest_rel(ours, theirs)
+    wanted = {
+        "mean": ours.mean(),
+        "std": ours.std(),
+        "low": of_mean[0],
+        "high": of_mean[1],
+        "difference": (ours - theirs).mean(),
+        "from": of_pairs.confidence_interval().low,
+        "to": of_pairs.confidence_interval().high,
+        "p": of_pairs.pvalue,
+    }
+    assert table.loc["b", [*wanted]].to_dict() == pytest.approx(wanted, rel=1e-9)
+    assert table.loc["c", "difference"] == values.loc[5, "c"] - values.loc[5, "a"]
+    assert table.loc["c", ["low", "high", "from", "to"]].isna().all()
+    assert compared(values)["pairs"].tolist() == [0, 0, 0]
 
 
 def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():

@@ -103,7 +103,7 @@ _LOWER = re.compile(
 )
 _HIGHER = re.compile(
     "acc|auc|auroc|precision|recall|f1|f_?beta|score|r2|iou|jaccard|dice|kappa|corr|cosine"
-    "|similarity|specificity|sensitivity|predictive_?value|match|explained|psnr|bleu|rouge",
+    "|similarity|specificity|sensitivity|predictive_?value|match|explained|signal|psnr|bleu|rouge",
     re.IGNORECASE,
 )
 #: Names of columns.

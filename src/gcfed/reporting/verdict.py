@@ -70,6 +70,36 @@ def interval(values: Any) -> tuple[float, float]:
     return float(mean - half), float(mean + half)
 
 
+COMPARED = ("n", "mean", "std", "low", "high", "pairs", "difference", "from", "to", "p")
+
+
+def compared(values: pd.DataFrame, reference: object = None) -> pd.DataFrame:
+    """A row per method, with the columns :data:`COMPARED`.
+
+    ``n`` values have a ``mean``, a standard deviation ``std``, and a 95 % interval of the mean from
+    ``low`` to ``high``. ``pairs`` are the seeds with a value of the method and of the reference:
+    their mean ``difference``, its 95 % interval ``from`` and ``to``, and the ``p`` of a difference
+    of 0.
+
+    Reports, tables and :meth:`gcfed.api.Comparison.table` choose the seeds, and take these numbers.
+
+    Args:
+        values: a measure, [seeds, methods], in the unit of the result; NaN if a seed has no value.
+        reference: the method to which the others are compared. None: no pairs.
+    """
+    rows = {}
+    for method in values:
+        numbers = values[method].dropna()
+        differences = numbers[:0]
+        if reference is not None:
+            differences = (numbers - values[reference]).dropna()
+        of_mean = (len(numbers), numbers.mean(), numbers.std(), *interval(numbers))
+        ends = interval(differences)
+        of_pairs = (len(differences), differences.mean(), *ends, paired_p(differences))
+        rows[method] = (*of_mean, *of_pairs)
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*COMPARED])
+
+
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     """A measure of ended runs, [seeds, methods], or NaN.
 
@@ -93,8 +123,8 @@ class Verdict:
 
     measure: str
     scale: Scale
-    #: A row per method: n, mean and std over the shared seeds (an unranked method: over its own
-    #: seeds), and its difference to ``reference`` with its interval, low and high.
+    #: A row of :func:`compared` per method: over the shared seeds, with the difference to
+    #: ``reference``; for an unranked method over its own seeds, without one.
     table: pd.DataFrame
     ranked: list[str]  # methods that share at least three seeds
     seeds: list[int]  # the seeds that they share
@@ -161,7 +191,7 @@ class Verdict:
 
     def uncertain(self, method: str) -> bool:
         """Whether the interval of its difference to the reference includes 0."""
-        return bool(self.table["low"][method] <= 0 <= self.table["high"][method])
+        return bool(self.table["from"][method] <= 0 <= self.table["to"][method])
 
     def against_reference(self, method: str, first: bool = True) -> str:
         """``GC-Fed +1.4 points over FedAvg (0.4 to 2.4)``; ``SCAFFOLD +2.2, uncertain``; ``… −0.1
@@ -188,7 +218,7 @@ class Verdict:
         scale = self.scale
         if digits and scale.unit == "%":
             scale = replace(scale, digits=digits)
-        difference, low, high = self.table.loc[method, ["difference", "low", "high"]]
+        difference, low, high = self.table.loc[method, ["difference", "from", "to"]]
         return f"{scale.text(difference, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
@@ -204,19 +234,12 @@ def verdict(rows: pd.DataFrame) -> Verdict:
     shared = values.loc[seeds, ranked]
     ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
     reference = reference_of(ranked)
-    lines = []
-    for method in dict.fromkeys([*ranked, *rows["method"]]):
-        numbers = values.reindex(columns=[method])[method].dropna()
-        difference = numbers[:0]
-        if method in ranked:
-            numbers = shared[method]
-            difference = numbers - shared[reference]
-        of_method = (len(numbers), numbers.mean(), numbers.std())
-        lines.append((method, *of_method, difference.mean(), *interval(difference)))
-    columns = ["method", "n", "mean", "std", "difference", "low", "high"]
-    table = pd.DataFrame(lines, columns=columns).set_index("method")
+    others = [method for method in dict.fromkeys(rows["method"]) if method not in ranked]
+    of_ranked = compared(shared[ranked], reference)
+    of_others = compared(values.reindex(columns=others))
+    table = of_others if of_ranked.empty else pd.concat([of_ranked, of_others])
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
-    corrected = _corrected(shared, [method for method in ranked if method != reference], reference)
+    corrected = _corrected(of_ranked.drop(index=reference, errors="ignore"))
     scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
@@ -258,12 +281,14 @@ def reference_of(ranked: list[str]) -> str:
     return ranked[0] if ranked else ""
 
 
-def _corrected(shared: pd.DataFrame, methods: list[str], reference: str) -> list[str]:
-    """The methods that differ from the reference by Holm's correction. ``shared``: [seeds,
-    methods].
+def _corrected(others: pd.DataFrame) -> list[str]:
+    """The methods that differ from the reference by Holm's correction.
+
+    Args:
+        others: the rows of :func:`compared` of all ranked methods but the reference.
     """
-    ps = [paired_p(shared[method] - shared[reference]) for method in methods]
-    return [method for method, differs in zip(methods, holm(ps), strict=True) if differs]
+    differs = holm([*others["p"]])
+    return [*others.index[np.array(differs, bool)]]
 
 
 def _leading(gains: pd.DataFrame) -> list[str]:

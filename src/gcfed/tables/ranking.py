@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean
 from typing import NamedTuple
 
+import pandas as pd
+
 from gcfed.folders.measures import parse
-from gcfed.reporting.student import holm, paired_p
-from gcfed.reporting.verdict import interval, reference_of
+from gcfed.reporting.student import holm
+from gcfed.reporting.verdict import compared, reference_of
 from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.plan import Place
 from gcfed.tables.records import Printed
@@ -49,7 +50,7 @@ def corrected(gains: Mapping[Place, Gain]) -> set[Place]:
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     """By row. Only rows with the measure of the first one are compared."""
     ranked: list[tuple[float, str]] = []
-    values: dict[str, Mapping[int, float]] = {}
+    numbers_of: dict[str, Mapping[int, float]] = {}  # by row, then by seed
     for cell in cells:
         numbers = cell.numbers
         if numbers.mean is None or numbers.bound or cell.measure is None:
@@ -58,18 +59,13 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
             continue
         sign = -1 if parse(cell.measure).higher_is_better else 1
         ranked.append((sign * numbers.mean, cell.row.label))
-        values[cell.row.label] = numbers.values
+        numbers_of[cell.row.label] = numbers.values
     reference = reference_of([row for _, row in sorted(ranked)])
+    table = compared(pd.DataFrame(numbers_of), reference)
     gains: dict[str, Gain] = {}
-    for row, ours in values.items():
-        theirs = values[reference]
-        common = [seed for seed in ours if seed in theirs]
-        if row == reference or len(common) < 2:
-            continue
-        differences = [ours[seed] - theirs[seed] for seed in common]
-        gains[row] = Gain(
-            reference, fmean(differences), *interval(differences), paired_p(differences)
-        )
+    for row, line in table[table["pairs"] > 1].iterrows():
+        if row != reference:
+            gains[str(row)] = Gain(reference, *line[["difference", "from", "to", "p"]])
     return gains
 
 
