@@ -9,19 +9,20 @@ import torchmetrics
 from conftest import refuses
 from run_folders import run_of
 
-from gcfed.folders.columns import DIRECTIONS, better, is_summary_number, known_better, named_better
+from gcfed.folders.columns import (
+    better,
+    is_summary_number,
+    known_better,
+    named_better,
+    project_columns,
+)
 from gcfed.folders.measures import parse, value
 from gcfed.metrics.by_name import make
 
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
 FILES = ("cohorts.csv", "updates.csv")
 OF_TORCHMETRICS = ("test/auroc", "test/f1")
-KNOWN = [
-    pattern
-    for patterns in DIRECTIONS.values()
-    for pattern in patterns
-    if not is_summary_number(pattern)
-]
+KNOWN = [name for name in project_columns() if not is_summary_number(name)]
 
 
 def documented():

@@ -9,7 +9,7 @@ import pytest
 from conftest import refuses
 from run_folders import ROW, accuracies, run_of, write_run
 
-from gcfed.folders.columns import OF_ALL_ROUNDS, is_accuracy, known_better
+from gcfed.folders.columns import SUMMARY_STATISTICS, is_accuracy, known_better
 from gcfed.folders.measures import parse, smooth, value
 from gcfed.folders.summary import summary_of
 
@@ -142,12 +142,12 @@ def test_a_name_alone_is_one_number_or_refused(run):
     """
     finite = {name: x for name, x in run.summary.items() if isinstance(x, int | float)}
     columns = [name for name in finite if name in run.metrics]
-    assert {*OF_ALL_ROUNDS} < {*columns}
+    assert {*SUMMARY_STATISTICS} < {*columns}
     for name in columns:
-        if name in OF_ALL_ROUNDS:
+        if name in SUMMARY_STATISTICS:
             with pytest.raises(ValueError, match=rf"Take final:{name} or \w+:{name}\."):
                 parse(name)
-            assert value(run, f"{OF_ALL_ROUNDS[name]}:{name}") == finite[name]
+            assert value(run, f"{SUMMARY_STATISTICS[name]}:{name}") == finite[name]
         else:
             assert value(run, name) == pytest.approx(finite[name], abs=1e-12)
     for name in finite.keys() - {*columns}:

@@ -28,14 +28,14 @@ from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
 from gcfed.folders.columns import (
-    OF_ALL_ROUNDS,
-    TITLES,
+    SUMMARY_STATISTICS,
     better,
     is_accuracy,
     is_summary_number,
     known_better,
     named_better,
     project_columns,
+    title_of,
 )
 from gcfed.utils.refusal import Refusal
 
@@ -103,7 +103,7 @@ class Measure:
     @property
     def title(self) -> str:
         """``test accuracy, last 10 rounds``, ``rounds to 80 %``."""
-        name = TITLES.get(self.column, self.column)
+        name = title_of(self.column)
         means = f" in means of {self.window} rounds" if self.window else ""
         if self.target is not None:
             if self.column == "test/acc":
@@ -231,10 +231,10 @@ def full_form(measure: str) -> str:
 
 def _of_name(name: str, key: str) -> Measure:
     """A number of ``summary.json``, or the last value of a column."""
-    if name in OF_ALL_ROUNDS:
+    if name in SUMMARY_STATISTICS:
         raise Refusal(
             f"{key}={name!r} may be the last round or all of them. Take final:{name} or"
-            f" {OF_ALL_ROUNDS[name]}:{name}."
+            f" {SUMMARY_STATISTICS[name]}:{name}."
         )
     return Measure("" if is_summary_number(name) else "last", name)
 

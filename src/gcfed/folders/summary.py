@@ -9,7 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gcfed.folders.columns import ERRORS, OF_ALL_ROUNDS, global_test, is_accuracy
+from gcfed.folders.columns import ERRORS, SUMMARY_STATISTICS, global_test, is_accuracy
 from gcfed.folders.folder import SUMMARY
 from gcfed.folders.measures import CLOCK, DECAY, STATISTICS, finite, first_round, smooth
 from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
@@ -71,7 +71,7 @@ def _costs(metrics: pd.DataFrame, processes: Mapping[int, int]) -> dict[str, flo
     clients = metrics["train/clients"].replace(0, math.nan)  # a round without clients has no time
     client_seconds = metrics["time/train_s"] * at_once / clients
     costs: dict[str, float] = {"client_seconds": float(client_seconds.median())}
-    for name, statistic in OF_ALL_ROUNDS.items():
+    for name, statistic in SUMMARY_STATISTICS.items():
         number = STATISTICS[statistic](metrics[name])
         costs[name] = int(number) if statistic == "total" else float(number)
     return costs

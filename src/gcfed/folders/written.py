@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NoReturn
 
-from gcfed.folders.columns import known_better, matches, numbers_of
+from gcfed.folders.columns import column_of, matches, numbers_of
 from gcfed.folders.measures import parse
 from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal
@@ -14,25 +14,6 @@ from gcfed.utils.resolvers import CONFIGS
 
 if TYPE_CHECKING:
     from gcfed.folders.folder import Run
-
-#: What makes a run write the columns of a pattern. ``drift/*`` and others that are named after a
-#: metric need no entry.
-REMEDIES = {
-    "val/*": "set data.validation=0.1",
-    "personal/*": "set metrics=personal data.client_test=0.2",
-    "test/acc_*": "leave ~callbacks.smoothing out",
-    "test/relative_error": "set metrics=relative_error",
-    "train/dropped_clients": "set participation.faults.dropout=0.1",
-    "train/stragglers": "set participation.faults.stragglers=0.5",
-    "train/hostile_clients": "set attack=sign_flip",
-    "clock/*": "set participation.clock.step=0.01",
-    "late/*": "set participation=buffered",
-    "privacy/*": "set privacy=client_dp privacy.noise_multiplier=1.0",
-    "clip_update/*": "add methods.clip_update (docs/methods.md)",
-    "fedgc/*": "set algorithm=fedgc",
-    "gc/rho/*": "set metrics=coherence",
-    "gc/share_*": "set metrics=gc_share",
-}
 
 
 @dataclass(frozen=True)
@@ -73,19 +54,21 @@ class Written:
 
     def _remedy_of(self, column: str) -> str:
         """What to set, so that a run writes this column; "" if that is not known or already set."""
-        if known_better(column) is None:
+        known = column_of(column)
+        if known is None or (column.startswith("test/acc_") and "test/acc" not in self.columns):
             return ""
-        if column.startswith("test/acc_") and "test/acc" not in self.columns:
-            return ""
-        remedies = REMEDIES
         metric = column.partition("/")[0]
-        if (CONFIGS / "metrics" / f"{metric}.yaml").is_file():
-            remedies = {f"{metric}/*": f"set metrics={metric}"} | REMEDIES
-        for pattern, remedy in remedies.items():
-            if matches(column, [pattern]):
-                is_set = any(matches(written, [pattern]) for written in self.columns)
-                return "" if is_set else remedy
-        return ""
+        if known.remedy:
+            is_set = any(_has_remedy(written, known.remedy) for written in self.columns)
+            return "" if is_set else known.remedy
+        is_metric = (CONFIGS / "metrics" / f"{metric}.yaml").is_file()
+        is_set = any(written.startswith(f"{metric}/") for written in self.columns)
+        return f"set metrics={metric}" if is_metric and not is_set else ""
+
+
+def _has_remedy(column: str, remedy: str) -> bool:
+    known = column_of(column)
+    return known is not None and known.remedy == remedy
 
 
 def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> None:

@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
 
-from gcfed.folders.columns import TITLES, is_accuracy
+from gcfed.folders.columns import is_accuracy, title_of
 from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
@@ -143,7 +143,7 @@ MARKERS = "osD^vP*X<>hp"
 
 def axis_label(column: str) -> str:
     """The name of a column in a figure, with its unit."""
-    title = TITLES.get(column, column)
+    title = title_of(column)
     if is_accuracy(column):
         return f"{title} (%)"
     return f"{title} (bytes)" if column.endswith("_bytes") else title
