@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gcfed.data.distances import feature_distance
+from gcfed.data.distances import feature_distance, label_skew
 from gcfed.data.partition import Partition
 from gcfed.folders.reading import read_summary
 from gcfed.run import train
@@ -86,3 +86,21 @@ def test_texts_have_none(config, tmp_path):
     words = ("data=arrays", f"data.path={tmp_path}/texts.npz", "model=gpt", "model.vocabulary=50")
     train(config(*words, "participation.num_clients=6", "partition=iid", "rounds=1"))
     assert "partition/feature_distance" not in read_summary(tmp_path / "run" / "summary.json")
+
+
+def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
+    distance = pytest.importorskip("scipy.spatial.distance")
+    assert label_skew(np.array([[2, 4], [0, 0], [1, 2]])) == pytest.approx(
+        {"partition/hellinger": 0, "partition/jensen_shannon": 0}, abs=1e-7
+    )
+    counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
+    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
+    q_C = counts_NC.sum(0) / counts_NC.sum()
+    assert label_skew(counts_NC) == pytest.approx(
+        {
+            "partition/hellinger": np.mean(
+                [distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]
+            ),
+            "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
+        }
+    )

@@ -10,7 +10,6 @@ import pytest
 from matplotlib.figure import Figure
 
 from gcfed.folders.measures import smooth
-from gcfed.folders.reading import label_skew
 from gcfed.plots.pictures import (
     draw_partition,
     plot_curves,
@@ -121,23 +120,6 @@ def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tm
     assert [label.get_text() for label in bubbles.get_yticklabels()] == [*"abcdefghij"]
     assert "50 of 100" in bubbles.get_xlabel()
 
-
-def test_label_skew_is_0_for_equal_clients_and_has_the_distances_of_scipy():
-    distance = pytest.importorskip("scipy.spatial.distance")
-    assert label_skew(np.array([[2, 4], [0, 0], [1, 2]])) == pytest.approx(
-        {"partition/hellinger": 0, "partition/jensen_shannon": 0}, abs=1e-7
-    )
-    counts_NC = np.random.default_rng(1).integers(-5, 9, size=(6, 4)).clip(0)
-    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
-    q_C = counts_NC.sum(0) / counts_NC.sum()
-    assert label_skew(counts_NC) == pytest.approx(
-        {
-            "partition/hellinger": np.mean(
-                [distance.euclidean(p**0.5, q_C**0.5) / 2**0.5 for p in p_NC]
-            ),
-            "partition/jensen_shannon": np.mean([distance.jensenshannon(p, q_C, 2) for p in p_NC]),
-        }
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,42 @@
-"""How far clients' inputs differ, as a number."""
+"""How far the labels and the inputs of clients differ, as numbers."""
 
 import numpy as np
 
 from gcfed.data.partition import Partition
 
+#: Keys of a summary: distances between the clients' labels, and between their inputs.
+LABEL_SKEW = ("partition/hellinger", "partition/jensen_shannon")
+FEATURE_SKEW = "partition/feature_distance"
 MOST_CLIENTS = 200
 MOST_SAMPLES = 100  # of a client
 MOST_COORDINATES = 1000  # of a sample
+
+
+def label_skew(held_NC: np.ndarray) -> dict[str, float]:
+    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
+    1.
+
+    With p the shares of the classes at a client, and q those of all samples, there are two
+    distances: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2) with
+    entropies H in bits. The figures are their means over the clients with samples.
+
+    Args:
+        held_NC: the samples of each class at each client.
+    """
+    counts_NC = held_NC[held_NC.sum(1) > 0]
+    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
+    q_C = counts_NC.sum(0) / counts_NC.sum()
+    hellinger_N = 1 - np.sqrt(p_NC * q_C).sum(1)
+    shannon_N = _entropy((p_NC + q_C) / 2) - (_entropy(p_NC) + _entropy(q_C)) / 2
+    skew = {}
+    for name, square_N in zip(LABEL_SKEW, (hellinger_N, shannon_N), strict=True):
+        skew[name] = float(np.sqrt(square_N.clip(0)).mean())
+    return skew
+
+
+def _entropy(shares: np.ndarray) -> np.ndarray:
+    """The entropy over the last axis, in bits."""
+    return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
 
 
 def feature_distance(x: np.ndarray, partition: Partition) -> float | None:

@@ -14,9 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from gcfed.data.distances import FEATURE_SKEW, LABEL_SKEW
 from gcfed.folders.columns import ERRORS
 from gcfed.folders.measures import OWN_TESTS, WINDOW
-from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
+from gcfed.folders.reading import column
 from gcfed.folders.summary import (
     distance_in_words,
     rounds_in_words,

@@ -22,9 +22,6 @@ from gcfed.utils.refusal import Refusal
 if TYPE_CHECKING:
     import pandas as pd
 
-#: Keys of a summary: distances between the clients' labels, and between their inputs.
-LABEL_SKEW = ("partition/hellinger", "partition/jensen_shannon")
-FEATURE_SKEW = "partition/feature_distance"
 # Limits of a file that may come from elsewhere; a run's own files are far below them.
 MOST_BYTES = 5_000_000
 MOST_VALUES = 200_000
@@ -171,30 +168,3 @@ def column(metrics: pd.DataFrame, name: str) -> pd.Series:
 def tested_in(metrics: pd.DataFrame, round_number: int) -> bool:
     """Whether a run has a test of this round; not if no logger has written rows."""
     return round_number in column(metrics, "test/loss").index
-
-
-def label_skew(held_NC: np.ndarray) -> dict[str, float]:
-    """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
-    1.
-
-    With p the shares of the classes at a client, and q those of all samples, there are two
-    distances: Hellinger √(1 − Σ √(p q)), and Jensen–Shannon √(H((p + q)/2) − (H(p) + H(q))/2) with
-    entropies H in bits. The figures are their means over the clients with samples.
-
-    Args:
-        held_NC: the samples of each class at each client.
-    """
-    counts_NC = held_NC[held_NC.sum(1) > 0]
-    p_NC = counts_NC / counts_NC.sum(1, keepdims=True)
-    q_C = counts_NC.sum(0) / counts_NC.sum()
-    hellinger_N = 1 - np.sqrt(p_NC * q_C).sum(1)
-    shannon_N = _entropy((p_NC + q_C) / 2) - (_entropy(p_NC) + _entropy(q_C)) / 2
-    skew = {}
-    for name, square_N in zip(LABEL_SKEW, (hellinger_N, shannon_N), strict=True):
-        skew[name] = float(np.sqrt(square_N.clip(0)).mean())
-    return skew
-
-
-def _entropy(shares: np.ndarray) -> np.ndarray:
-    """The entropy over the last axis, in bits."""
-    return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)

@@ -9,10 +9,11 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gcfed.data.distances import FEATURE_SKEW, LABEL_SKEW
 from gcfed.folders.columns import ERRORS, SUMMARY_STATISTICS, global_test, is_accuracy
 from gcfed.folders.folder import SUMMARY
 from gcfed.folders.measures import CLOCK, DECAY, STATISTICS, finite, first_round, smooth
-from gcfed.folders.reading import FEATURE_SKEW, LABEL_SKEW, column
+from gcfed.folders.reading import column
 from gcfed.utils.files import write_text
 
 if TYPE_CHECKING:
@@ -132,7 +133,7 @@ def _to_targets(metrics: pd.DataFrame, targets: Sequence[float]) -> dict[str, di
 
 
 def skew_in_words(skew: Mapping[str, Any]) -> str:
-    """The figures of :func:`gcfed.folders.reading.label_skew`, for a picture and a summary."""
+    """The figures of :func:`gcfed.data.distances.label_skew`, for a picture and a summary."""
     hellinger, jensen_shannon = LABEL_SKEW
     return f"Hellinger {skew[hellinger]:.2f}, Jensen–Shannon {skew[jensen_shannon]:.2f}"
 

@@ -16,8 +16,8 @@ from safetensors.torch import save
 from torch import nn
 
 from gcfed.data.datamodule import FederatedDataModule
+from gcfed.data.distances import FEATURE_SKEW, label_skew
 from gcfed.folders.folder import CONFIG, EXPORT, METRICS
-from gcfed.folders.reading import FEATURE_SKEW, label_skew
 from gcfed.models.adapters import save_adapters
 from gcfed.utils.files import replacing, write_text
 

@@ -16,9 +16,9 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
 
-from gcfed.data.distances import spaced
+from gcfed.data.distances import label_skew, spaced
 from gcfed.folders.measures import smooth
-from gcfed.folders.reading import column, label_skew
+from gcfed.folders.reading import column
 from gcfed.folders.summary import skew_in_words
 from gcfed.plots.style import (
     BLUE,

@@ -26,15 +26,15 @@ MANIFEST = "manifest.json"
 class SplitWriter:
     """Writes the splits of a data set to a folder: ``keep("train", x, y, groups)``.
 
-    ``keep.report(level, text)`` keeps a text that is logged whenever the data set is read.
+    ``keep.note(level, text)`` keeps a text that is logged whenever the data set is read.
     """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.reports: list[tuple[int, str]] = []
+        self.notes: list[tuple[int, str]] = []
 
-    def report(self, level: int, text: str) -> None:
-        self.reports.append((level, text))
+    def note(self, level: int, text: str) -> None:
+        self.notes.append((level, text))
 
     def __call__(
         self,
@@ -85,7 +85,7 @@ def cache_name(kind: str, settings: object) -> str:
 
 
 def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> FederatedDataset:
-    """The data set ``name`` from its cache, and the reports of its build in the log.
+    """The data set ``name`` from its cache, and the notes of its build in the log.
 
     Builds the cache first if it is missing, damaged or of another source.
 
@@ -111,7 +111,7 @@ def cached(data_dir: str | Path, name: str, build: Build, source: str = "") -> F
         stage.mkdir()
         keep = SplitWriter(stage)
         num_classes, names = build(keep)
-        info = {"num_classes": num_classes, "class_names": [*names], "notes": keep.reports}
+        info = {"num_classes": num_classes, "class_names": [*names], "notes": keep.notes}
         (stage / MANIFEST).write_text(json.dumps({"source": source, "info": info}))
         # maps its own files: another process may replace the folder at any time
         dataset = _dataset(stage, info)

@@ -116,7 +116,7 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
     for name in tests[1:]:
         unread.leaves_out(files.pop(name), f"{files[tests[0]].name} is the test split")
-    unread.report()
+    unread.note()
     if not files:
         what = (
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"

@@ -11,8 +11,8 @@ from pathlib import Path
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
-Report = Callable[[int, str], None]
-"""``report(level, text)`` logs a text, like ``logging.log``."""
+Note = Callable[[int, str], None]
+"""``note(level, text)`` logs a text, like ``logging.log``."""
 #: Names of folders, files and splits. If several exist, the first of them is used.
 TRAINS = ("train", "training")
 TESTS = ("test", "testing", "val", "valid", "validation")
@@ -118,12 +118,12 @@ class Unread:
             self.paths_of[why].append(path)
         return bool(why)
 
-    def report(self, report: Report = log.log) -> None:
+    def note(self, note: Note = log.log) -> None:
         """Logs for each reason how many entries there are, and the first of them."""
         for reason, paths in self.paths_of.items():
             names = [str(path.relative_to(self.folder)) for path in paths]
             count = "1 entry is" if len(names) == 1 else f"{len(names)} entries are"
-            report(logging.WARNING, f"{self.folder}: {count} not read ({reason}): {listing(names)}")
+            note(logging.WARNING, f"{self.folder}: {count} not read ({reason}): {listing(names)}")
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:

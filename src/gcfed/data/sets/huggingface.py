@@ -15,7 +15,7 @@ from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cache_name, cached
-from gcfed.data.sets.files import TESTS, Report, Unread, entries, hash_files, listing
+from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import decode, open_image
@@ -129,12 +129,12 @@ def _build(request: Request, keep: SplitWriter) -> tuple[int, Sequence[str]]:
         raise Refusal(f"{request.key}: the split train has no row.")
     columns = _columns(train, request)
     encoder = encoder_of(request.tokenizer, request.download)
-    reader = _Reader(request, columns, encoder, keep.report)
+    reader = _Reader(request, columns, encoder, keep.note)
     content = reader.arrays(train, "train")
     used = ["train", *reader.add_test(splits, content)]
-    _report_left(request, splits, used, columns, keep)
+    _note_left(request, splits, used, columns, keep)
     names = _names(train, columns.label)
-    dataset = from_arrays(content, request.key, request.test, keep.report, class_names=names)
+    dataset = from_arrays(content, request.key, request.test, keep.note, class_names=names)
     keep("train", **vars(dataset.train))
     keep("test", **vars(dataset.test))
     if columns.label is None:
@@ -185,7 +185,7 @@ def _names(rows: Dataset, label: str | None) -> Sequence[str]:
     return getattr(rows.features[label], "names", [])
 
 
-def _report_left(
+def _note_left(
     request: Request,
     splits: Mapping[str, Dataset],
     used: Sequence[str],
@@ -196,14 +196,14 @@ def _report_left(
     for split, rows in splits.items():
         if split not in used:
             chosen = " and ".join(used)
-            keep.report(
+            keep.note(
                 logging.WARNING,
                 f"{request.key}: split {split} with {len(rows)} rows is not read: {chosen} is used",
             )
     read = vars(columns).values()
     others = [column for column in splits["train"].features if column not in read]
     if others:
-        keep.report(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
+        keep.note(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
     folder = Path(request.name).resolve()
     if not folder.is_dir():
         return
@@ -215,7 +215,7 @@ def _report_left(
         split = path.relative_to(folder).parts[0]
         reason = f"of the split {split}" if split in splits else "not part of the data set"
         unread.leaves_out(path, reason)
-    unread.report(keep.report)
+    unread.note(keep.note)
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
@@ -311,7 +311,7 @@ class _Reader:
     request: Request
     columns: _Columns
     encoder: Encoder
-    report: Report
+    note: Note
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
@@ -377,7 +377,7 @@ class _Reader:
             named=lambda row: f"data.input={input} of row {row}",
             size=self.request.size,
             grey=grey,
-            report=self.report,
+            note=self.note,
         )
         return np.concatenate([*blocks])
 
@@ -393,7 +393,7 @@ class _Reader:
             num_full += len(of_text) == length
         if num_full:
             text = f"{split}: {num_full} of {len(texts)} texts fill data.length={length}"
-            self.report(logging.INFO, f"{text} tokens, and are cut if they are longer")
+            self.note(logging.INFO, f"{text} tokens, and are cut if they are longer")
         return x.astype(tokens[0].dtype)
 
     def _sequences(
@@ -405,7 +405,7 @@ class _Reader:
         x, y, sizes = sequences_of(tokens, self.request.length, self.encoder.padding)
         if 0 in sizes:
             text = f"{split}: {sizes.count(0)} of {len(texts)} texts are not read: they have fewer"
-            self.report(logging.WARNING, f"{text} than two tokens")
+            self.note(logging.WARNING, f"{text} than two tokens")
         arrays = {"x": x, "y": y}
         for key, values in content.items():
             arrays[key] = np.repeat(values, sizes, axis=0)
@@ -418,4 +418,4 @@ class _Reader:
         if unknown:
             known = sum(map(len, tokens))
             text = f"{split}: {unknown} of {known} characters are not in LEAF's alphabet and become"
-            self.report(logging.WARNING, f"{text} padding; data.tokenizer reads other texts")
+            self.note(logging.WARNING, f"{text} padding; data.tokenizer reads other texts")

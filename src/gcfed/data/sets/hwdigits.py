@@ -109,5 +109,5 @@ def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[np.ndarray,
     no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
     if no_digits:
         raise Refusal(f"{table} has a label {no_digits[0]!r}, which is no digit")
-    images = decode(files, f"MNIST-M {part}", report=keep.report)
+    images = decode(files, f"MNIST-M {part}", note=keep.note)
     return np.concatenate([*images]), np.array([*map(int, labels)])

@@ -56,7 +56,7 @@ def image_folder(
         )
     unread = Unread(folder)
     images = _listed(folder, clients, unread)
-    unread.report()
+    unread.note()
     _require_classes(f"data.root={root}", images, clients)
     class_of_n, classes = number_names(images["class"].to_numpy(np.str_))
     announce(str(folder), "classes", classes)
@@ -73,7 +73,7 @@ def image_folder(
     def build(keep: SplitWriter) -> tuple[int, Sequence[str]]:
         for part, chosen in (("train", ~is_test), ("test", is_test)):
             paths = images["path"][chosen].tolist()
-            pixels = decode(paths, f"images of {part}", size=size, report=keep.report)
+            pixels = decode(paths, f"images of {part}", size=size, note=keep.note)
             groups = None if client_of_n is None else client_of_n[chosen]
             keep(part, pixels, class_of_n[chosen], groups)
         return len(classes), classes

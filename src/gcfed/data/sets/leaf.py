@@ -106,7 +106,7 @@ def _leaf(
         parts = {part: _users(paths, read, keep) for part, paths in files.items()}
         names = [user.name for users in parts.values() for user in users]
         group_n, clients = number_names(np.array(names), f"data set {name}: a user")
-        announce(f"data set {name}", "clients", clients, keep.report)
+        announce(f"data set {name}", "clients", clients, keep.note)
         read_files = {path for paths in files.values() for path in paths}
         start = 0
         for part, users in parts.items():
@@ -116,11 +116,11 @@ def _leaf(
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
                 read_files.update(faces)
-                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, report=keep.report)
+                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
             groups = group_n[start : start + len(users)]
             start += len(users)
             keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
-        _report_left(root, read_files, keep)
+        _note_left(root, read_files, keep)
         return len(classes), classes
 
     every = [*files["train"], *files["test"]]
@@ -137,7 +137,7 @@ def _json_files(folder: Path) -> list[Path]:
     return [path for path in files if path.is_file() and path.suffix.lower() == ".json"]
 
 
-def _report_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
+def _note_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
     """Notes the entries of the folder that are not read. Folders of LEAF's intermediate results
     count as one entry.
     """
@@ -150,7 +150,7 @@ def _report_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
         for path in entries(place):
             if path not in read:
                 unread.leaves_out(path, "neither a JSON file of a split nor a user's face")
-    unread.report(keep.report)
+    unread.note(keep.note)
 
 
 class _User(NamedTuple):
@@ -193,8 +193,8 @@ def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -
         raise Refusal(f"{paths[0].parent} has no user with a sample: make its files again.")
     if without:
         text = f"{part}: {len(without)} users have no sample: {listing(without)}"
-        keep.report(logging.WARNING, text)
+        keep.note(logging.WARNING, text)
     if unknown:
         text = f"{part}: {unknown} samples are left out: their label is not in LEAF's alphabet"
-        keep.report(logging.WARNING, text)
+        keep.note(logging.WARNING, text)
     return users

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from gcfed.data.sets.files import Report, listing
+from gcfed.data.sets.files import Note, listing
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray
     return numbers[position_n], tuple(names)
 
 
-def announce(place: str, kind: str, names: Sequence[str], report: Report = log.log) -> None:
+def announce(place: str, kind: str, names: Sequence[str], note: Note = log.log) -> None:
     """Logs how many names there are and the first of them, and warns of names that are nearly
     equal.
 
@@ -48,12 +48,12 @@ def announce(place: str, kind: str, names: Sequence[str], report: Report = log.l
         place: the file or folder.
         kind: ``classes`` or ``clients``.
     """
-    report(logging.INFO, f"{place}: {len(names)} {kind}: {listing(names)}")
+    note(logging.INFO, f"{place}: {len(names)} {kind}: {listing(names)}")
     pairs = nearly_equal(names)
     if pairs:
         one, other = pairs[0]
         what = f"{len(pairs)} of the {kind} nearly equal another one"
-        report(logging.WARNING, f"{place}: {what}, such as {one!r} and {other!r}: they stay apart")
+        note(logging.WARNING, f"{place}: {what}, such as {one!r} and {other!r}: they stay apart")
 
 
 def nearly_equal(names: Sequence[str]) -> list[tuple[str, str]]:

@@ -13,7 +13,7 @@ import numpy as np
 from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.dealing import held_out
-from gcfed.data.sets.files import Report, listing
+from gcfed.data.sets.files import Note, listing
 from gcfed.data.sets.names import announce, number_names
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import Inside, checked
@@ -86,7 +86,7 @@ def from_arrays(
     content: Any,
     name: str,
     test: float,
-    report: Report = log.log,
+    note: Note = log.log,
     *,
     class_names: Sequence[str] = (),
 ) -> FederatedDataset:
@@ -102,7 +102,7 @@ def from_arrays(
         name: of the file or module, for errors.
         test: share of the samples (of each class) that become the test split if ``x_test`` is
             missing.
-        report: logs a text.
+        note: logs a text.
         class_names: names of the classes 0, 1, … in ``y``; empty: the values in ``y`` are names.
 
     Raises Refusal, with the file's name, if an array is missing or arrays do not match.
@@ -126,20 +126,20 @@ def from_arrays(
     except ValueError as error:
         raise Refusal(f"{name}: {error}.") from error
     if classes:
-        announce(name, "classes", classes, report)
+        announce(name, "classes", classes, note)
     if clients:
-        announce(name, "clients", clients, report)
-    _report_untested(dataset, name, report)
+        announce(name, "clients", clients, note)
+    _note_untested(dataset, name, note)
     return dataset
 
 
-def _report_untested(dataset: FederatedDataset, name: str, report: Report) -> None:
+def _note_untested(dataset: FederatedDataset, name: str, note: Note) -> None:
     """Warns of classes that have training samples and no test sample."""
     untested = np.setdiff1d(dataset.train.classes, dataset.test.classes)
     if dataset.class_names is None or not len(untested):
         return
     names = [dataset.class_names[number] for number in untested]
-    report(
+    note(
         logging.WARNING,
         f"{name}: the test split has no sample of {len(names)} classes: {listing(names)}",
     )

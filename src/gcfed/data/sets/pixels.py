@@ -11,7 +11,7 @@ from PIL import Image, ImageOps
 from PIL.Image import Resampling
 from tqdm import tqdm
 
-from gcfed.data.sets.files import Report, listing
+from gcfed.data.sets.files import Note, listing
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -30,12 +30,12 @@ def decode(
     size: int | None = None,
     bicubic: bool = False,
     grey: bool | None = False,
-    report: Report = log.log,
+    note: Note = log.log,
 ) -> Iterator[np.ndarray]:
     """Yields each image as uint8 [1, C, H, W] and shows a progress bar with the title ``what``.
 
     Images are turned upright by their EXIF data. Transparency, all frames but the first, and the
-    lower 8 of 16 bits are dropped; ``report`` gets the number of such images.
+    lower 8 of 16 bits are dropped; ``note`` gets the number of such images.
 
     Args:
         images: paths, or objects from which ``opened`` makes images and ``named`` makes names for
@@ -79,7 +79,7 @@ def decode(
             )
         yield np.asarray(image).reshape(1, image.height, image.width, -1).transpose(0, 3, 1, 2)
     for loss, names in dropped.items():
-        report(logging.WARNING, f"{what}: {len(names)} {loss}: {listing(names)}")
+        note(logging.WARNING, f"{what}: {len(names)} {loss}: {listing(names)}")
 
 
 def _sides(size: tuple[int, int]) -> str:

@@ -130,7 +130,7 @@ def _read_tiny(root: Path, keep: SplitWriter) -> tuple[int, list[str]]:
             " lacks it."
         )
     for part, samples in parts.items():
-        images = decode([path for path, _ in samples], f"TinyImageNet {part}", report=keep.report)
+        images = decode([path for path, _ in samples], f"TinyImageNet {part}", note=keep.note)
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
