@@ -11,7 +11,7 @@ import numpy as np
 
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, UniformSampler
+from gcfed.participation.sampling import Buffered, UniformSampler, outside
 from gcfed.participation.schedule import Schedule, Turn
 from gcfed.utils.rng import generator
 
@@ -127,7 +127,7 @@ class BufferedSchedule(Schedule):
             return np.zeros(0, dtype=np.int64)
         random = generator(self.seed, "cohort", self.draws)
         rank = np.sort(random.choice(num_idle, count, replace=False, shuffle=False))
-        return rank + np.searchsorted(taken - np.arange(len(taken)), rank, side="right")
+        return outside(taken, rank)
 
     def _draw_available(self, places: int, taken: np.ndarray) -> np.ndarray:
         """As :meth:`_draw_idle`, among the clients that can be asked now.

@@ -33,6 +33,19 @@ def number_of_clients(value: int | float, num_clients: int, key: str) -> int:
     return value
 
 
+def outside(taken: np.ndarray, rank: np.ndarray) -> np.ndarray:
+    """The ids with these ranks among all ids that are not taken, int64 ``[K]``.
+
+    So a draw among the clients that are not taken never lists them.
+
+    Args:
+        taken: ids, ascending and distinct.
+        rank: 0 for the smallest id that is not taken.
+    """
+    free_below = taken - np.arange(len(taken))  # how many smaller ids are free, for each taken id
+    return rank + np.searchsorted(free_below, rank, side="right")
+
+
 @checked
 @dataclass(frozen=True)
 class UniformSampler:
@@ -303,10 +316,8 @@ def _live_clients(
         leaving = leaving[: num_clients - live]
         if not len(leaving):
             continue
-        # Newcomers are drawn by rank among the clients that are not live, so that these are never
-        # listed. The live ids below turn a rank into an id.
         rank = rng.choice(num_clients - live, len(leaving), replace=False)
-        ids[leaving] = rank + np.searchsorted(ids - np.arange(live), rank, side="right")
+        ids[leaving] = outside(ids, rank)
         ids.sort()
     ids.flags.writeable = False
     return ids
