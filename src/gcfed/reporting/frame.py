@@ -74,23 +74,13 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     runs = [run for run in runs if run.config]
     if not runs:
         return pd.DataFrame(columns=RUN_COLUMNS)
-    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
     _complete_seeds(keys, runs)
-    frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
-    settings = keys[differing].groupby(frame["setting"]).first()
+    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
+    frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     first = frame.groupby("setting")["run"].first()
-    places = [key for key in differing if key.startswith(_PLACE) and key not in _WAITS]
-    place = _distinguished(first.map(_place), settings[places])
-    method = first.map(_method)
-    keys_of_methods = [key for key in differing if key not in places]
-    for _, same_place in method.groupby(place):
-        method[same_place.index] = _distinguished(
-            same_place, settings.loc[same_place.index, keys_of_methods]
-        )
-    frame["place"] = frame["setting"].map(place)
-    frame["method"] = frame["setting"].map(method)
+    frame = frame.join(_names(first, keys[differing].groupby(frame["setting"]).first()), "setting")
     frame["seed"] = [run.seed for run in runs]
     frame["state"] = [run.state for run in runs]
     frame["repeated"] = _repeated(frame)
@@ -98,6 +88,22 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     _warn_of_versions(frame[~frame["repeated"]])
     # a foreign config may have keys with the names of our columns
     return frame.join(keys[differing].drop(columns=RUN_COLUMNS, errors="ignore"))
+
+
+def _names(first: pd.Series, settings: pd.DataFrame) -> pd.DataFrame:
+    """The place and the method of each setting, with names that tell them apart.
+
+    Args:
+        first: a run of each setting.
+        settings: the texts of the keys in which settings differ, a row for each setting.
+    """
+    places = [key for key in settings if key.startswith(_PLACE) and key not in _WAITS]
+    place = _distinguished(first.map(_place), settings[places])
+    of_methods = settings.drop(columns=places)
+    method = first.map(_method)
+    for _, same_place in method.groupby(place):
+        method[same_place.index] = _distinguished(same_place, of_methods.loc[same_place.index])
+    return pd.DataFrame({"place": place, "method": method})
 
 
 def _warn_of_changed_data(frame: pd.DataFrame) -> None:
@@ -295,6 +301,13 @@ def _text(value: Any) -> str:
     return text
 
 
-def _importance(key: str) -> tuple[bool, bool, bool, int]:
-    """A sort key: classes first, then keys with a symbol, then short keys."""
-    return not key.endswith("_target_"), key not in SYMBOLS, key.startswith("data."), len(key)
+def _importance(key: str) -> tuple[int, bool, int]:
+    """A sort key: classes first, then keys with a symbol, then the others. Of each kind, those of
+    the data come last, and short keys first.
+    """
+    kind = 2
+    if key.endswith("_target_"):
+        kind = 0
+    elif key in SYMBOLS:
+        kind = 1
+    return kind, key.startswith("data."), len(key)
