@@ -4,8 +4,9 @@
 Their blocks are post-LN ("Attention Is All You Need", Vaswani et al., NeurIPS 2017), which has a
 norm after each branch, or pre-LN, before it ("On Layer Normalization in the Transformer
 Architecture", Xiong et al., ICML 2020).
+
 Shapes: B samples, T tokens, D width; H heads of d = D / H entries. ``settings`` are those of
-    :class:`Transformer`.
+:class:`Transformer`.
 """
 
 from collections.abc import Sequence
