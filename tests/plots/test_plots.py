@@ -121,7 +121,6 @@ def test_a_run_draws_50_of_many_clients_with_the_names_of_the_classes(config, tm
     assert "50 of 100" in bubbles.get_xlabel()
 
 
-
 @pytest.mark.parametrize(
     ("column", "label"),
     [

@@ -82,16 +82,18 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     owner_n[rng.permutation(given_away)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
-def held_out(labels: np.ndarray, share: float, purpose: str) -> np.ndarray:
+def held_out(
+    labels: np.ndarray, share: float, purpose: str, *, by_class: bool = True
+) -> np.ndarray:
     """Which samples are held out, bool [n].
 
-    If labels are [n], this share of each class is held out, up to one sample; else this share of
-    all samples. At least one sample is held out, and at least one stays. The draw is the same for
-    all seeds.
+    If labels are [n], this share of each class is held out, up to one sample; else, and without
+    ``by_class``, this share of all samples. At least one sample is held out, and at least one
+    stays. The draw is the same for all seeds.
     """
     size = len(labels)
     count = min(max(round(share * size), 1), size - 1)
-    classes = labels if labels.ndim == 1 else np.zeros(size)
+    classes = labels if by_class and labels.ndim == 1 else np.zeros(size)
     order = in_order(classes, generator(0, purpose))
     steps = np.arange(size + 1) * count // size  # evenly spaced in the order of classes
     return scatter(np.diff(steps) == 1, order)

@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from pandas import DataFrame
 
-from gcfed.data.sets.files import TESTS, Unread, entries
+from gcfed.data.sets.files import TESTS, entries, note_unread, why_unread
 from gcfed.data.sets.names import clean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
@@ -106,17 +106,19 @@ def _files(path: str | None) -> tuple[dict[str, Path], str | None]:
     if path and place.is_file():
         return {place.stem: place}, None
     files: dict[str, Path] = {}
-    unread = Unread(place)
+    why_left: dict[Path, str] = {}
     for file in entries(place) if path and place.is_dir() else ():
-        if unread.leaves_out(file, _why_no_table(file, place)):
+        reason = why_unread(file, place) or _why_no_table(file, place)
+        if reason:
+            why_left[file] = reason
             continue
         other = files.setdefault(_name_of(file), file)
         if other != file:
             raise Refusal(f"{other} and {file} have the same name: take one of them away.")
     tests = [name for wanted in TESTS for name in files if name.lower() == wanted]
     for name in tests[1:]:
-        unread.leaves_out(files.pop(name), f"{files[tests[0]].name} is the test split")
-    unread.note()
+        why_left[files.pop(name)] = f"{files[tests[0]].name} is the test split"
+    note_unread(place, why_left)
     if not files:
         what = (
             "is no CSV file, nor a folder with some: give yours, as in data.path=people.csv"

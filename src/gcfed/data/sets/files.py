@@ -5,7 +5,7 @@ import http.client
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from gcfed.utils.refusal import Refusal
@@ -100,30 +100,18 @@ def why_unread(path: Path, folder: Path) -> str:
     return "" if path.is_file() else "no file, or a broken link"
 
 
-class Unread:
-    """The entries of a folder that are not read, by the reason."""
+def note_unread(folder: Path, why: Mapping[Path, str], note: Note = log.log) -> None:
+    """Notes for each reason how many entries of a folder are not read, and the first of them.
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.paths_of: defaultdict[str, list[Path]] = defaultdict(list)
-
-    def leaves_out(self, path: Path, reason: str) -> bool:
-        """Notes an entry that is not read. Returns whether it is one.
-
-        Args:
-            reason: why this reader does not take it; empty if it does.
-        """
-        why = why_unread(path, self.folder) or reason
-        if why:
-            self.paths_of[why].append(path)
-        return bool(why)
-
-    def note(self, note: Note = log.log) -> None:
-        """Logs for each reason how many entries there are, and the first of them."""
-        for reason, paths in self.paths_of.items():
-            names = [str(path.relative_to(self.folder)) for path in paths]
-            count = "1 entry is" if len(names) == 1 else f"{len(names)} entries are"
-            note(logging.WARNING, f"{self.folder}: {count} not read ({reason}): {listing(names)}")
+    Args:
+        why: the entries that are not read, with the reason.
+    """
+    names_of: defaultdict[str, list[str]] = defaultdict(list)
+    for path, reason in why.items():
+        names_of[reason].append(str(path.relative_to(folder)))
+    for reason, names in names_of.items():
+        count = "1 entry is" if len(names) == 1 else f"{len(names)} entries are"
+        note(logging.WARNING, f"{folder}: {count} not read ({reason}): {listing(names)}")
 
 
 def rows_of(path: Path, columns: int, separator: str | None = None) -> list[list[str]]:

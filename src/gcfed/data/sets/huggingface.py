@@ -15,10 +15,10 @@ from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cache_name, cached
-from gcfed.data.sets.files import TESTS, Note, Unread, entries, hash_files, listing
+from gcfed.data.sets.files import TESTS, Note, entries, hash_files, listing, note_unread, why_unread
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
-from gcfed.data.sets.pixels import decode, open_image
+from gcfed.data.sets.pixels import Picture, decode, open_image
 from gcfed.data.sets.text import LENGTH, Encoder, encoder_of, sequences_of
 from gcfed.utils.checked import Inside, SettingError, checked
 from gcfed.utils.instantiate import installed
@@ -208,14 +208,14 @@ def _note_left(
     if not folder.is_dir():
         return
     arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
-    unread = Unread(folder)
+    why_left = {}
     for path in entries(folder):
         if path in arrow or path.name in METADATA:
             continue
         split = path.relative_to(folder).parts[0]
         reason = f"of the split {split}" if split in splits else "not part of the data set"
-        unread.leaves_out(path, reason)
-    unread.note(keep.note)
+        why_left[path] = why_unread(path, folder) or reason
+    note_unread(folder, why_left, keep.note)
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:
@@ -370,11 +370,13 @@ class _Reader:
     def _images(self, rows: Dataset, split: str, grey: bool | None) -> np.ndarray:
         """uint8 [n, C, H, W]."""
         input = self.columns.input
+        opened = _opener(rows, input, self.request.folder)
+        pictures = []
+        for row in range(len(rows)):
+            pictures.append(Picture(f"data.input={input} of row {row}", partial(opened, row)))
         blocks = decode(
-            range(len(rows)),
+            pictures,
             f"images of {split}",
-            opened=_opener(rows, input, self.request.folder),
-            named=lambda row: f"data.input={input} of row {row}",
             size=self.request.size,
             grey=grey,
             note=self.note,

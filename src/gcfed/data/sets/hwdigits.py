@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.cache import SplitWriter, cached
 from gcfed.data.sets.files import count_files, missing_files, rows_of
-from gcfed.data.sets.pixels import decode
+from gcfed.data.sets.pixels import decode, pictures_of
 from gcfed.data.sets.vision import MNIST, published
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.instantiate import installed
@@ -104,10 +104,10 @@ def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[np.ndarray,
         raise missing_files("mnist_m", root, "the folder is missing", page)
     table = root / f"mnist_m_{part}_labels.txt"
     rows = rows_of(table, 2)
-    files = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
+    paths = [root / f"mnist_m_{part}" / Path(file).name for file, *_ in rows]
     labels = [label for _, label, *_ in rows]
     no_digits = [label for label in labels if not (label.isascii() and label.isdigit())]
     if no_digits:
         raise Refusal(f"{table} has a label {no_digits[0]!r}, which is no digit")
-    images = decode(files, f"MNIST-M {part}", note=keep.note)
+    images = decode(pictures_of(paths), f"MNIST-M {part}", note=keep.note)
     return np.concatenate([*images]), np.array([*map(int, labels)])

@@ -13,9 +13,17 @@ from pydantic import Field
 from gcfed.data.base import FederatedDataset
 from gcfed.data.dealing import held_out
 from gcfed.data.sets.cache import SplitWriter, cache_name, cached
-from gcfed.data.sets.files import TESTS, TRAINS, Unread, entries, hash_files, listing
+from gcfed.data.sets.files import (
+    TESTS,
+    TRAINS,
+    entries,
+    hash_files,
+    listing,
+    note_unread,
+    why_unread,
+)
 from gcfed.data.sets.names import announce, clean, number_names
-from gcfed.data.sets.pixels import decode
+from gcfed.data.sets.pixels import decode, pictures_of
 from gcfed.utils.checked import Inside, checked
 from gcfed.utils.refusal import MissingFile, Refusal
 
@@ -54,9 +62,7 @@ def image_folder(
         raise MissingFile(
             f"data.root={root} is no folder: give the one with a folder of images for each class."
         )
-    unread = Unread(folder)
-    images = _listed(folder, clients, unread)
-    unread.note()
+    images = _listed(folder, clients)
     _require_classes(f"data.root={root}", images, clients)
     class_of_n, classes = number_names(images["class"].to_numpy(np.str_))
     announce(str(folder), "classes", classes)
@@ -72,8 +78,8 @@ def image_folder(
 
     def build(keep: SplitWriter) -> tuple[int, Sequence[str]]:
         for part, chosen in (("train", ~is_test), ("test", is_test)):
-            paths = images["path"][chosen].tolist()
-            pixels = decode(paths, f"images of {part}", size=size, note=keep.note)
+            pictures = pictures_of(images["path"][chosen])
+            pixels = decode(pictures, f"images of {part}", size=size, note=keep.note)
             groups = None if client_of_n is None else client_of_n[chosen]
             keep(part, pixels, class_of_n[chosen], groups)
         return len(classes), classes
@@ -83,9 +89,9 @@ def image_folder(
     return replace(dataset, name=folder.name)
 
 
-def _listed(folder: Path, clients: bool, unread: Unread) -> DataFrame:
-    """The images of all splits, with their columns path, split, class and client. ``unread`` gets
-    all other entries.
+def _listed(folder: Path, clients: bool) -> DataFrame:
+    """The images of all splits, with their columns path, split, class and client. Logs which
+    entries are no such images.
 
     Raises Refusal if there is a folder of tests, and none to train on.
     """
@@ -93,14 +99,20 @@ def _listed(folder: Path, clients: bool, unread: Unread) -> DataFrame:
     outside = f"not in the folder {' or '.join(place.name for place in places.values())}"
     depth = 2 if clients else 1
     rows = []
+    why_left = {}
     for path in entries(folder):
+        reason = why_unread(path, folder)
         split = next((split for split, at in places.items() if path.is_relative_to(at)), None)
         if split is None:
-            unread.leaves_out(path, outside)
+            why_left[path] = reason or outside
             continue
         below = path.relative_to(places[split]).parts
-        if not unread.leaves_out(path, _why_no_image(below, depth)):
+        reason = reason or _why_no_image(below, depth)
+        if reason:
+            why_left[path] = reason
+        else:
             rows.append((path, split, clean(below[depth - 1]), clean(below[0])))
+    note_unread(folder, why_left)
     return DataFrame(rows, columns=["path", "split", "class", "client"])
 
 

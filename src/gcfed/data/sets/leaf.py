@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from PIL.Image import Resampling
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cached
-from gcfed.data.sets.files import Unread, count_files, entries, hash_files, listing
+from gcfed.data.sets.files import count_files, entries, hash_files, listing, note_unread, why_unread
 from gcfed.data.sets.names import announce, number_names
-from gcfed.data.sets.pixels import decode
+from gcfed.data.sets.pixels import decode, pictures_of
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
 from gcfed.utils.refusal import MissingFile, Refusal
 
@@ -116,7 +117,13 @@ def _leaf(
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
                 read_files.update(faces)
-                x = decode(faces, f"CelebA {part}", size=84, bicubic=True, note=keep.note)
+                x = decode(
+                    pictures_of(faces),
+                    f"CelebA {part}",
+                    size=84,
+                    resampling=Resampling.BICUBIC,
+                    note=keep.note,
+                )
             groups = group_n[start : start + len(users)]
             start += len(users)
             keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
@@ -142,15 +149,16 @@ def _note_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
     count as one entry.
     """
     folders = {path.relative_to(root).parts[0] for path in read}
-    unread = Unread(root)
+    why_left = {}
     for place in sorted(root.iterdir()):
         if place.name not in folders:
-            unread.paths_of["beside the folders of samples"].append(place)
+            why_left[place] = "beside the folders of samples"
             continue
         for path in entries(place):
             if path not in read:
-                unread.leaves_out(path, "neither a JSON file of a split nor a user's face")
-    unread.note(keep.note)
+                other = "neither a JSON file of a split nor a user's face"
+                why_left[path] = why_unread(path, root) or other
+    note_unread(root, why_left, keep.note)
 
 
 class _User(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
+import pandas as pd
 
 from gcfed.data.sets.files import Note, listing
 from gcfed.utils.refusal import Refusal
@@ -34,10 +35,8 @@ def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray
     cleaned = [clean(text) for text in values.tolist()]
     if "" in cleaned:
         raise Refusal(f"{what} is an empty text: fill it, or drop the sample")
-    names = sorted(set(cleaned))
-    number_of = {name: number for number, name in enumerate(names)}
-    numbers = np.array([number_of[name] for name in cleaned], np.int64)
-    return numbers[position_n], tuple(names)
+    numbers, names = pd.factorize(np.array(cleaned, object), sort=True)
+    return numbers[position_n], tuple(names.tolist())
 
 
 def announce(place: str, kind: str, names: Sequence[str], note: Note = log.log) -> None:

@@ -2,9 +2,10 @@
 
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -21,14 +22,29 @@ open_image = partial(Image.open, formats=FORMATS)  # does not decode the pixels 
 GREY_MODES = ("1", "L")
 
 
+class Picture(NamedTuple):
+    """An image that is not opened yet.
+
+    Attributes:
+        name: for errors.
+        open: returns the image.
+    """
+
+    name: str
+    open: Callable[[], Image.Image]
+
+
+def pictures_of(paths: Iterable[Path]) -> list[Picture]:
+    """The images in these files."""
+    return [Picture(str(path), partial(open_image, path)) for path in paths]
+
+
 def decode(
-    images: Sequence[Any],
+    pictures: Sequence[Picture],
     what: str,
     *,
-    opened: Callable[[Any], Image.Image] = open_image,
-    named: Callable[[Any], str] = str,
     size: int | None = None,
-    bicubic: bool = False,
+    resampling: Resampling = Resampling.BILINEAR,
     grey: bool | None = False,
     note: Note = log.log,
 ) -> Iterator[np.ndarray]:
@@ -38,23 +54,19 @@ def decode(
     lower 8 of 16 bits are dropped; ``note`` gets the number of such images.
 
     Args:
-        images: paths, or objects from which ``opened`` makes images and ``named`` makes names for
-            errors.
-        size: side of the square to which images are resized, bilinearly or ``bicubic``; None: all
-            must have one size.
+        size: side of the square to which images are resized by ``resampling``; None: all must have
+            one size.
         grey: one channel instead of three; None: if the first image has no colours.
 
     Raises Refusal with the name of a file that is no image, has over 8 bits in its only
     channel, or another size or colours.
     """
-    how = Resampling.BICUBIC if bicubic else Resampling.BILINEAR
     dropped: defaultdict[str, list[str]] = defaultdict(list)
     first = ""  # the name of the first image
     first_size = (0, 0)
-    for entry in tqdm(images, desc=what, unit="image", disable=None):
-        name = named(entry)
+    for name, open_picture in tqdm(pictures, desc=what, unit="image", disable=None):
         try:
-            source = opened(entry)
+            source = open_picture()
             for loss in _losses(source):
                 dropped[loss].append(name)
             image = ImageOps.exif_transpose(source)
@@ -68,7 +80,7 @@ def decode(
                 f"{name} is no readable image ({error}): put a sound one in its place."
             ) from error
         if size:
-            image = image.resize((size, size), how)
+            image = image.resize((size, size), resampling)
         if not first:
             first = name
             first_size = image.size

@@ -74,14 +74,10 @@ def csv(
     )
     cells, inputs = _chosen(table.rows, columns)
     is_test = table.is_test
-    if regression:
-        y = _targets(cells[columns.target], form)
-        if not is_test.any():
-            is_test = held_out(y[:, None], test, "test")
-    else:
-        y = _classes(cells[columns.target], form)
-        if not is_test.any():
-            is_test = held_out(y, test, "test")
+    read = _targets if regression else _classes
+    y = read(cells[columns.target], form)
+    if not is_test.any():
+        is_test = held_out(y, test, "test", by_class=not regression)
     x = _inputs(inputs, columns.categorical, is_test, form, table.files)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     owners = table.clients

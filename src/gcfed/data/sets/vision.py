@@ -13,7 +13,7 @@ import numpy as np
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cached
 from gcfed.data.sets.files import count_files, missing_files, obtain, rows_of
-from gcfed.data.sets.pixels import decode
+from gcfed.data.sets.pixels import decode, pictures_of
 from gcfed.utils.checked import SettingError, checked
 from gcfed.utils.refusal import Refusal
 
@@ -130,7 +130,8 @@ def _read_tiny(root: Path, keep: SplitWriter) -> tuple[int, list[str]]:
             " lacks it."
         )
     for part, samples in parts.items():
-        images = decode([path for path, _ in samples], f"TinyImageNet {part}", note=keep.note)
+        pictures = pictures_of(path for path, _ in samples)
+        images = decode(pictures, f"TinyImageNet {part}", note=keep.note)
         keep(part, images, np.array([wnids.index(wnid) for _, wnid in samples]))
     return len(wnids), [words.get(wnid, wnid) for wnid in wnids]
 
