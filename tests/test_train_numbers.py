@@ -1,10 +1,16 @@
 """``train(cfg)`` in float64 equals a plain federated loop."""
 
+import json
+
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 import torch.nn.functional as F
+from omegaconf import open_dict
 from plain import BATCH, Plain, check, draw, normalized
+
+from gcfed.run import evaluate, train
 
 
 def cropped(x, draws, padding=2):
@@ -35,7 +41,7 @@ class Numbers(Plain):
     n = 5
     cohort = 3
     samples = 70
-    atol = 1e-6  # tests average in float32
+    atol = 1e-9
     by_samples = False
     crop = False
     local = ()
@@ -122,3 +128,29 @@ def test_a_run_equals_the_plain_loop(config, tmp_path, case):
     model = {"special": "dropout" in case} if "model=cnn" in overrides else None
     names = {"overrides": ("data.limit_test=null", *overrides), "model": model, **differs}
     check(type("Case", (Numbers,), names), config, tmp_path)
+
+
+def test_an_accuracy_that_equals_a_target_reaches_it(config, tmp_path):
+    """As a float32, 0.7 is less than 0.7."""
+    cfg = config(
+        "rounds=15",
+        "seed=1",
+        "gc=none",
+        "data.limit_train=300",
+        "data.limit_test=10",
+        "model.hidden=[20]",
+        "participation.num_clients=5",
+        "participation.per_round=3",
+        "targets=[0.7]",
+        folder=tmp_path / "run",
+    )
+    result = train(cfg)
+    acc = pd.read_csv(tmp_path / "run/metrics.csv", index_col="round")["test/acc"]
+    assert set(acc) <= {right / 10 for right in range(11)}
+    first = (acc >= 0.7).idxmax()
+    assert acc[first] == 0.7
+    summary = json.loads((tmp_path / "run/summary.json").read_text())
+    assert summary["rounds_to_target"] == {"0.7": first}
+    with open_dict(cfg):
+        cfg.ckpt_path = str(tmp_path / "run/checkpoints/last.ckpt")
+    assert evaluate(cfg)["test/acc"] == acc.iloc[-1] == result.metrics["test/acc"]

@@ -96,7 +96,7 @@ class Task:
         ``[n]``.
 
         With ``client.accumulate`` each part of a batch has a mean, and a step uses the mean of
-        these, weighted by the real labels.
+        these, weighted by the samples.
         """
         return batch.mean(self.client_losses(outputs, batch.y))
 

@@ -283,19 +283,21 @@ class FederatedModule(LightningModule):
             # a user's loss may edit its outputs in place, and measurements read them, too
             is_users = not is_ours(type(self.task).__module__)
             scores = self.task.scores(outputs.clone() if is_users else outputs, y)
-        # float64 sums stay float64
-        zeros = torch.zeros(2, device=x.device)
+        # in float64: as a float32, 0.7 of the samples is less than a target of 0.7
+        zeros = torch.zeros(2, dtype=torch.float64, device=x.device)
         for column in self.task.columns:
             values = at_least_float32(scores[column])
-            weight = real.to(values.dtype)
             if dataloader_idx:
                 column = "val/" + column.removeprefix("test/")
-            sums = torch.stack([(values * weight).sum(), weight.sum()])
+            total = values.where(real, 0.0).sum(dtype=torch.float64)
+            sums = torch.stack([total, real.sum(dtype=torch.float64)])
             self.sums[column] = self.sums.get(column, zeros) + sums
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
-        self.log_dict(self.scores(), logger=False)  # for ``Trainer.validate``
+        """For ``Trainer.validate``."""
+        for name, value in self.scores().items():
+            self.log(name, torch.tensor(value, dtype=torch.float64), logger=False)
 
 
 def hears_of_steps(callback: Callback) -> bool:
