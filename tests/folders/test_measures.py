@@ -106,6 +106,18 @@ def test_less_of_a_loss_reaches_its_target(tmp_path):
     assert not parse("rounds:test/loss<=0.8").higher_is_better
 
 
+@pytest.mark.parametrize(
+    ("accuracy", "reached"),
+    [(0.7, True), (float(np.float32(0.7)), True), (0.1 + 0.6, True), (0.699999, False)],
+)
+def test_a_target_is_reached_up_to_rounding(tmp_path, accuracy, reached):
+    run = write_run(tmp_path, accuracies(0.2, accuracy))
+    assert value(run, "rounds:0.7") == (2 if reached else None)
+    errors = [{"test/loss": 2.0}, {"test/loss": 1.4 - accuracy}]
+    run = write_run(tmp_path / "errors", errors)
+    assert value(run, "rounds:test/loss<=0.7") == (2 if reached else None)
+
+
 @pytest.mark.parametrize("measure", ["rounds:test/loss>=0.5", "seconds:test/acc<=0.5"])
 def test_a_target_is_not_reached_from_the_worse_side(measure):
     with refuses(r"is reached from the other side\. Write [<>]= in it\."):

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 WINDOW = 10  # rounds of GC-Fed's moving mean
 DECAY = 0.9  # of FedACG's exponential average
+ROUNDING = 1e-7  # of float32, in which earlier versions averaged a test
 CLOCK = "clock/seconds"  # the column of the simulated time
 OWN_TESTS = "metrics=personal data.client_test=0.2"  # lets clients test their own models
 TO_TARGET = ("rounds", "seconds")
@@ -341,6 +342,9 @@ def smooth(curve: pd.Series, rounds: int = WINDOW) -> pd.Series:
 
 
 def first_round(curve: pd.Series, target: float) -> int | None:
-    """The first round whose value is at least the target; None if no round has one."""
-    reached = curve.index[(curve >= target) & (curve < math.inf)]
+    """The first round whose value is at least the target, up to rounding; None if no round has
+    one.
+    """
+    least = target - ROUNDING * abs(target)
+    reached = curve.index[(curve >= least) & (curve < math.inf)]
     return int(reached[0]) if len(reached) else None
