@@ -61,7 +61,7 @@ def pretended(monkeypatch):
         at_a_time.append(sum(job.process.poll() is None for job in started))
         return started[-1]
 
-    monkeypatch.setattr(jobs, "CODE", PRETENDS)
+    monkeypatch.setattr(jobs, "TRAIN_FROM_STDIN", PRETENDS)
     monkeypatch.setattr(jobs, "_start", noted)
     return started, at_a_time
 

@@ -370,7 +370,7 @@ class Comparison:
         Args:
             column: None: that of the methods' result.
         """
-        from gcfed.reporting.judged import judged
+        from gcfed.reporting.decision import decide
 
         if column is not None:
             rounds = self.frame.index.to_frame(index=False)
@@ -379,7 +379,7 @@ class Comparison:
         runs: dict[str, list[Run]] = {str(method): [] for method in self._methods}
         for (method, _), folder in self.folders.items():
             runs[str(method)].append(read_run(folder))
-        decision = judged(runs)
+        decision = decide(runs)
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
         compared = [method for method in self._methods if str(method) not in decision.not_compared]

@@ -33,7 +33,7 @@ from gcfed.utils.refusal import Refusal
 
 WAIT = 0.1  # seconds between two looks at the processes
 #: What a process runs: it reads a config from its standard input.
-CODE = "from gcfed.jobs import train_from_stdin; train_from_stdin()"
+TRAIN_FROM_STDIN = "from gcfed.jobs import train_from_stdin; train_from_stdin()"
 
 
 def train_from_stdin() -> None:
@@ -245,7 +245,7 @@ def _start(name: str, cfg: DictConfig, jobs: int) -> _Job:
     environment["PYTHONPATH"] = os.pathsep.join(path or os.curdir for path in sys.path)
     printed = TemporaryFile()  # noqa: SIM115  (the job closes it)
     process = subprocess.Popen(
-        [sys.executable, "-c", CODE],
+        [sys.executable, "-c", TRAIN_FROM_STDIN],
         stdin=subprocess.PIPE,
         stdout=printed,
         stderr=subprocess.STDOUT,

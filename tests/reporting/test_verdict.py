@@ -18,7 +18,7 @@ from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.student import holm, paired_p
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import compared, interval, scale_of, verdict
+from gcfed.reporting.verdict import compared, interval, judge, scale_of
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -37,12 +37,12 @@ def runs(values, **config):
 
 
 def of(*parts):
-    return verdict(frame_of([run for part in parts for run in part]))
+    return judge(frame_of([run for part in parts for run in part]))
 
 
 def table_of(*parts, measures=()):
     rows = frame_of([run for part in parts for run in part])
-    return comparison(verdict(rows), rows, measures, "c", "P")
+    return comparison(judge(rows), rows, measures, "c", "P")
 
 
 @pytest.mark.parametrize(("n", "t"), [(2, 12.7062), (3, 4.3027), (10, 2.2622), (31, 2.0423)])
@@ -128,7 +128,7 @@ def test_tables_for_papers_fit_one_column_of_two():
         for method in ({}, {"labels.algorithm": "SCAFFOLD + GC-Fed", "client.optimizer.lr": 0.5})
     ]
     rows = frame_of([run for part in parts for run in part])
-    found = verdict(rows)
+    found = judge(rows)
     for table in (
         comparison(found, rows, ["best:test/acc"], "c", "P"),
         targets(found, rows, "t", "T"),
@@ -137,7 +137,7 @@ def test_tables_for_papers_fit_one_column_of_two():
     for one in rows["run"]:
         one.summary["result"] = "personal/local_acc"
         one.metrics["personal/local_acc"] = one.metrics["test/acc"]
-    found = verdict(rows)
+    found = judge(rows)
     assert found.measure == "last10:personal/local_acc"
     assert width(comparison(found, rows, [], "c", "P").latex) < 234
 
@@ -147,7 +147,7 @@ def test_personalised_metrics_have_columns():
     run.metrics["personal/global_acc"] = 0.4
     run.metrics["personal/local_acc"] = 0.7
     rows = frame_of([run])
-    cells = comparison(verdict(rows), rows, MORE_MEASURES, "c", "P").frame.iloc[0]
+    cells = comparison(judge(rows), rows, MORE_MEASURES, "c", "P").frame.iloc[0]
     assert cells["accuracy of the global model at clients (%)"] == "40.00"
     assert cells["accuracy of clients' own models (%)"] == "70.00"
 
@@ -162,13 +162,13 @@ def test_bytes_have_columns_only_if_the_methods_differ():
     def columns(*sizes):
         methods = zip(sizes, ({}, GCFED), strict=True)
         rows = frame_of([sent(*size, **method) for size, method in methods])
-        found = comparison(verdict(rows), rows, MORE_MEASURES, "c", "P")
+        found = comparison(judge(rows), rows, MORE_MEASURES, "c", "P")
         return [name for name in found.frame if name.startswith("sent")]
 
     assert columns((1e6, 1e6), (1e6, 1e6)) == []
     assert columns((1e6, 1e6), (1e6, 2e6)) == ["sent by clients (MB)"]
     alone = frame_of([sent(1e6, 1e6)])
-    cells = comparison(verdict(alone), alone, MORE_MEASURES, "c", "P").frame
+    cells = comparison(judge(alone), alone, MORE_MEASURES, "c", "P").frame
     assert "sent by clients (MB)" in cells
 
 
@@ -320,11 +320,11 @@ def test_a_lower_error_is_better(column, title):
 def test_the_table_has_the_four_highest_reached_targets():
     reached = run_of(values=(0.2, 0.6), targets=[0.1, 0.15, 0.2, 0.3, 0.5, 0.9])
     rows = frame_of([reached, run_of(seed=2, values=(0.9, 0.2)), run_of(**GCFED, values=(0.2,))])
-    table = targets(verdict(rows), rows, "t", "T")
+    table = targets(judge(rows), rows, "t", "T")
     assert [*table.frame] == ["method", *(f"rounds to {t}\u00a0%" for t in (20, 30, 50, 90))]
     assert table.frame.iloc[:, 3].tolist() == ["2 ± 1", "1+"]
     assert table.frame.iloc[0, 4] == "2+"  # a run that missed it counts with all its rounds
     lost = frame_of([reached, run_of("failed", seed=2, values=(0.1,))])  # it counts nowhere
-    assert targets(verdict(lost), lost, "t", "T").frame.iloc[0, 3] == "2"
+    assert targets(judge(lost), lost, "t", "T").frame.iloc[0, 3] == "2"
     low = frame_of([run_of(values=(0.2,), targets=[0.5])])
-    assert targets(verdict(low), low, "t", "T") is None
+    assert targets(judge(low), low, "t", "T") is None

@@ -8,7 +8,7 @@ import pytest
 
 from gcfed.check import check
 from gcfed.folders.identity import leaves
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import CATALOG, load, names
 from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
@@ -93,14 +93,14 @@ def table():
 def test_each_command_of_the_page_composes(config, table, command):
     name, *words = command.split()
     scale = dict(word.split("=") for word in words).get("scale", "full")
-    jobs = plan(table(name), scale, Selection()).jobs
+    jobs = make_plan(table(name), scale, Selection()).jobs
     first = next(iter(jobs.values()))
     check(config(*first.overrides))
 
 
 def test_the_scale_of_50_classes_is_the_planned_command(config, table):
     """Its cells are the runs of the plan on tinyimagenet-vgg11.md."""
-    jobs = plan(table("gcfed_table6"), "tiny50", Selection(), ["precision=bf16-mixed"]).jobs
+    jobs = make_plan(table("gcfed_table6"), "tiny50", Selection(), ["precision=bf16-mixed"]).jobs
     assert len(jobs) == 4
     page = (ROOT / "reproductions/results/tinyimagenet-vgg11.md").read_text().replace("\\\n", " ")
     (line,) = re.findall(r"DATA_DIR=data/tiny50 python src/train\.py -m (.*)", page)

@@ -7,7 +7,7 @@ import pytest
 from matplotlib.figure import Figure
 from scipy import stats
 
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import load
 from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
@@ -63,7 +63,7 @@ def test_the_runs_of_feddpc_have_the_best_rate_of_its_search(label):
 def test_the_runs_of_feddpc_are_those_of_its_table(label):
     """The stored overrides are the table's, with the rate."""
     _, finals = of_feddpc(label)
-    jobs = plan(load("feddpc"), "small", Selection(), []).jobs.values()
+    jobs = make_plan(load("feddpc"), "small", Selection(), []).jobs.values()
     planned = [{*job.overrides} for job in jobs if {*FEDDPC[label]} <= {*job.overrides}]
     for seed, run in finals.items():
         (own,) = [words for words in planned if f"seed={seed}" in words]
@@ -209,7 +209,7 @@ def test_the_picture_of_ssf_has_the_errors_of_its_table(unrendered):
 
 # ------------------------------------------------------------------------------- robust.md
 def test_the_runs_of_the_robust_rules_are_those_of_their_table():
-    jobs = plan(load("robust_cifar10"), "small", Selection(), []).jobs.values()
+    jobs = make_plan(load("robust_cifar10"), "small", Selection(), []).jobs.values()
     planned = {job.folder: {*job.overrides} for job in jobs}
     stored = {run.name: {*run.overrides} for run in stored_runs("robust").values()}
     assert stored == planned

@@ -9,7 +9,7 @@ from conftest import first_values
 
 from gcfed.check import check
 from gcfed.tables.command import request_of
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import CATALOG, load
 from gcfed.utils.resolvers import ROOT
 
@@ -58,7 +58,9 @@ def test_each_table_that_a_page_names_exists_with_its_rows_and_columns(
     assert len(commands) > 50, len(commands)
     for words in commands:
         asked = request_of(words)
-        table = load(asked.name, asked.of_search) if asked.of_search else known(asked.name)
-        job, *_ = plan(table, asked.scale, asked.selection, asked.arguments).jobs.values()
+        table = (
+            load(asked.name, asked.search_changes) if asked.search_changes else known(asked.name)
+        )
+        job, *_ = make_plan(table, asked.scale, asked.selection, asked.arguments).jobs.values()
         if asked.name == "my.yaml":
             check(config(*job.overrides))

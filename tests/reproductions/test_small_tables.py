@@ -7,7 +7,7 @@ from functools import cache
 import numpy as np
 import pytest
 
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import load
 from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
@@ -222,4 +222,4 @@ def test_the_numbers_beside_a_verdict_are_those_of_its_table(name):
 
 def test_every_stored_run_is_of_a_planned_table():
     for place, _ in curves():
-        assert plan(load(place), "tiny", Selection()).jobs
+        assert make_plan(load(place), "tiny", Selection()).jobs

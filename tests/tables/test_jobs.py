@@ -2,7 +2,7 @@
 
 import pytest
 
-from gcfed.tables.plan import measures_of_cells, plan
+from gcfed.tables.plan import make_plan, measures_of_cells
 from gcfed.tables.records import Selection, Table
 
 ROWS = [
@@ -22,7 +22,7 @@ TABLE = {
 
 
 def jobs(*arguments, scale="full", table=None, **selection):
-    planned = plan(Table(**TABLE | (table or {})), scale, Selection(**selection), arguments)
+    planned = make_plan(Table(**TABLE | (table or {})), scale, Selection(**selection), arguments)
     return [*planned.jobs.values()]
 
 
@@ -74,7 +74,7 @@ def test_a_table_that_names_no_measure_requires_no_column():
     """The runs say by which column they are compared: a regression has no accuracy."""
     named = Table(**TABLE | {"measure": "last:test/acc"})
     for table, asked in ((Table(**TABLE), {}), (named, {"last:test/acc": "measure=last:test/acc"})):
-        measures = measures_of_cells(table, plan(table, "full", Selection()))
+        measures = measures_of_cells(table, make_plan(table, "full", Selection()))
         assert len(measures) == 4
         assert all(of_cell == asked for of_cell in measures.values())
 

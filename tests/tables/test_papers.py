@@ -11,7 +11,7 @@ from omegaconf import OmegaConf
 
 from gcfed.folders.measures import parse
 from gcfed.tables import running
-from gcfed.tables.plan import measures_of_cells, plan
+from gcfed.tables.plan import make_plan, measures_of_cells
 from gcfed.tables.reading import CATALOG, load, names
 from gcfed.tables.records import Printed, Selection
 from gcfed.tables.search import tune
@@ -114,7 +114,7 @@ def test_cells_with_different_numbers_are_different_runs(tables):
 def test_each_cell_of_each_scale_can_be_built_and_writes_its_measure(table, tmp_path):
     """What ``gcfed-table <name> scale=… dry_run=true`` checks, without an estimate of the time."""
     for scale in {"full", *table.scales}:
-        planned = plan(table, scale, Selection())
+        planned = make_plan(table, scale, Selection())
         works = [running.composed_work(job, tmp_path) for job in planned.first_jobs]
         running.check_cells(works, measures_of_cells(table, planned))
         if table.search:
@@ -139,11 +139,11 @@ def test_every_table_can_be_composed_and_the_listed_settings_are_those_of_our_co
         assert f"gcfed-table {name}" in (CATALOG / f"{name}.yaml").read_text()
     for table in TABLES:
         for scale in {"full", "small", *table.scales}:
-            planned = plan(table, scale, Selection())
+            planned = make_plan(table, scale, Selection())
             jobs = planned.jobs
             assert all(planned.without_run)  # cells without a run give a reason
             assert len({tuple(sorted(job.overrides)) for job in jobs.values()}) == len(jobs) > 0
-            assert {folder for cell in planned.places.values() for folder in cell} == {*jobs}
+            assert {folder for cell in planned.folders.values() for folder in cell} == {*jobs}
             for job in jobs.values():
                 chosen = {
                     o if o.startswith(("experiment=", "model=")) else o.split("=")[0]

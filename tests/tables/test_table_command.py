@@ -22,7 +22,7 @@ import gcfed.run  # noqa: F401  (forked processes have it)
 from gcfed import commands
 from gcfed.folders.folder import read_run
 from gcfed.tables import command, cost, running
-from gcfed.tables.plan import plan
+from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import load, names
 from gcfed.tables.records import Selection, Table
 from gcfed.utils.refusal import Refusal
@@ -335,8 +335,8 @@ def test_a_wrong_key_of_a_table_is_one_sentence(tmp_path, key, sentence):
 def test_a_table_without_columns_has_one(tmp_path):
     path = tmp_path / "mine.yaml"
     path.write_text("rows: [{label: FedAvg, overrides: [gc=none]}, {label: GC-Fed}]")
-    planned = plan(load(path), "full", Selection())
-    assert [*planned.places] == [("FedAvg", "result"), ("GC-Fed", "result")]
+    planned = make_plan(load(path), "full", Selection())
+    assert [*planned.folders] == [("FedAvg", "result"), ("GC-Fed", "result")]
     assert [job.folder for job in planned.jobs.values()] == ["fedavg_result_s1", "gc-fed_result_s1"]
 
 
@@ -432,7 +432,7 @@ def test_a_table_finds_methods_in_a_folder_of_the_users(tmp_path):
     path.write_text(yaml.safe_dump(node, allow_unicode=True))
     asked = command.request_of([str(path), "--config-dir", str(tmp_path / "conf"), "rounds=3"])
     table = load(path)
-    (job,) = plan(table, "full", asked.selection, asked.arguments).jobs.values()
+    (job,) = make_plan(table, "full", asked.selection, asked.arguments).jobs.values()
     cfg = composer(job.overrides)
     assert cfg.client.epochs == 7
     assert cfg.rounds == 3
@@ -459,7 +459,7 @@ def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more
 
     def train(command):
         """Runs the command of a job in a fork, which needs no imports."""
-        assert command[:3] == [sys.executable, "-c", running.CODE]
+        assert command[:3] == [sys.executable, "-c", running.TRAIN_COMMAND]
         code = forked(lambda: run_script("train.py", *command[3:]), tmp_path / "run.txt")
         print((tmp_path / "run.txt").read_text(), flush=True)
         return SimpleNamespace(returncode=code)

@@ -61,7 +61,7 @@ _INGREDIENT = re.compile(r"(gc|attack|privacy|quantization|methods\.[^.]+)\.")
 _NEUTRAL = re.compile(rf"({'|'.join(map(re.escape, NEUTRAL))})([./]|$)")
 
 
-def counts(key: str) -> bool:
+def changes_results(key: str) -> bool:
     """Whether a dotted key, or a group such as ``hydra/launcher``, changes what a
     round computes.
     """
@@ -72,9 +72,9 @@ def key_of(override: str) -> str:
     return override.lstrip("+~").split("=", 1)[0]
 
 
-def counted(overrides: Iterable[str]) -> list[str]:
+def changing_results(overrides: Iterable[str]) -> list[str]:
     """The overrides whose keys count, sorted."""
-    return sorted(override for override in overrides if counts(key_of(override)))
+    return sorted(override for override in overrides if changes_results(key_of(override)))
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
     for key, value in sorted(values.items()):
         section, _, name = key.rpartition(".")
         repeats = section and name in REPEATED and value == values.get(name)
-        if value is not None and counts(key) and not repeats:
+        if value is not None and changes_results(key) and not repeats:
             counting[key] = _plain(value)
     return counting
 
@@ -100,7 +100,7 @@ def _counted_sections(cfg: DictConfig) -> dict[str, Any]:
     """The resolved sections that count; values of other sections may not be known yet."""
     sections = {}
     for key in map(str, cfg):
-        if counts(key) or key in REPEATED:
+        if changes_results(key) or key in REPEATED:
             value = cfg[key]
             if OmegaConf.is_config(value):
                 value = OmegaConf.to_container(value, resolve=True)

@@ -20,7 +20,13 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.folders.folder import CHECKPOINT, CONFIG, EXPORT, METRICS, SUMMARY
-from gcfed.folders.identity import counted, differences, digest, identity, leaves
+from gcfed.folders.identity import (
+    changing_results,
+    differences,
+    digest,
+    identity,
+    leaves,
+)
 from gcfed.folders.reading import read_yaml
 from gcfed.utils.compose import is_override
 from gcfed.utils.machine import job, leads
@@ -193,10 +199,10 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: compare the command line with that of earlier
         # sweeps.
-        mine = counted(word for word in sys.argv[1:] if is_override(word))
+        mine = changing_results(word for word in sys.argv[1:] if is_override(word))
         for written in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):
             of_sweep = OmegaConf.select(OmegaConf.load(written), "hydra.overrides.task") or ()
-            if counted(of_sweep) == mine:
+            if changing_results(of_sweep) == mine:
                 return str(written.parent)
     return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 

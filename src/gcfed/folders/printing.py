@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: First parts of the columns that have rows of their own in the printed table.
-USUAL = {"train", "test", "comm", "time", "personal"}
+SECTIONS_WITH_ROWS = {"train", "test", "comm", "time", "personal"}
 #: Which model was tested, by the beginning of the column.
-MODELS = {
+TESTED_MODELS = {
     "personal/global": "global model on clients' tests",
     "personal/local": "clients' own models",
 }
@@ -62,7 +62,7 @@ def _result(summary: Mapping[str, Any]) -> dict[str, str]:
     name = summary["result"]
     if name.startswith("test/"):
         return {}
-    model = MODELS.get(name.rpartition("_")[0], name)
+    model = TESTED_MODELS.get(name.rpartition("_")[0], name)
     number = summary.get(name)
     if number is not None and math.isfinite(number):
         return {"result": f"{shown(name, number)}, {model}"}
@@ -101,7 +101,7 @@ def _personal(metrics: pd.DataFrame) -> dict[str, str]:
     """A row for each model that clients tested on their own samples."""
     figures = {"acc": "", "worst10": "worst tenth ", "std": "standard deviation "}
     rows: dict[str, str] = {}
-    for prefix, model in MODELS.items():
+    for prefix, model in TESTED_MODELS.items():
         texts = []
         for figure, words in figures.items():
             curve = column(metrics, f"{prefix}_{figure}")
@@ -146,6 +146,6 @@ def _measured(metrics: pd.DataFrame) -> dict[str, str]:
     for name in metrics:
         kind, _, figure = name.partition("/")
         curve = column(metrics, name)
-        if kind not in USUAL and len(curve):
+        if kind not in SECTIONS_WITH_ROWS and len(curve):
             rows[kind].append(f"{figure} {shown(name, curve.iloc[-1])}")
     return {kind: ", ".join(texts) for kind, texts in rows.items()}

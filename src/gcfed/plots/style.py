@@ -33,7 +33,7 @@ GREY = "#8A8A8A"
 
 #: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get
 #: one by their hash.
-METHODS = (
+METHODS_WITH_LOOKS = (
     "GC-Fed",
     "FedProx",
     "SCAFFOLD",
@@ -106,11 +106,12 @@ _LOOKS = [{"color": color, "linestyle": dash} for dash in _DASHES for color in _
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
 
-    Other names than those of ``METHODS`` get a look by their hash, or the next one with a free
-    colour. If two names would share a look, the second in the alphabet takes the next free one.
+    Other names than those of ``METHODS_WITH_LOOKS`` get a look by their hash, or the next one with
+    a free colour. If two names would share a look, the second in the alphabet takes the next free
+    one.
     """
     look_of: dict[str, dict[str, Any]] = {}
-    for method in sorted({*methods}, key=lambda name: (name not in METHODS, name)):
+    for method in sorted({*methods}, key=lambda name: (name not in METHODS_WITH_LOOKS, name)):
         if method.lower() == "fedavg":
             look_of[method] = {"color": GREY, "linestyle": "-"}
         else:
@@ -120,19 +121,20 @@ def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
 
 def _position(method: str) -> int:
     """Where the search for a free look begins."""
-    if method in METHODS:
-        return METHODS.index(method)
+    if method in METHODS_WITH_LOOKS:
+        return METHODS_WITH_LOOKS.index(method)
     return zlib.crc32(method.encode()) % len(_LOOKS)
 
 
 def _next_free(start: int, method: str, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The first look from ``start`` on, in a circle, that is not taken; if all are, that one.
 
-    A method that is not in ``METHODS`` takes a look of a colour that is not taken, if there is one.
+    A method that is not in ``METHODS_WITH_LOOKS`` takes a look of a colour that is not taken, if
+    there is one.
     """
     free = [look for look in _LOOKS[start:] + _LOOKS[:start] if look not in taken]
     colours = {look["color"] for look in taken}
-    if method not in METHODS:
+    if method not in METHODS_WITH_LOOKS:
         free.sort(key=lambda look: look["color"] in colours)  # stable
     return free[0] if free else _LOOKS[start]
 

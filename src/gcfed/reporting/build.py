@@ -20,7 +20,7 @@ from gcfed.folders.measures import parse, value
 from gcfed.folders.written import require_measured
 from gcfed.reporting.frame import frame_of, search_of
 from gcfed.reporting.tables import Sheet, all_runs, comparison, harmless, targets
-from gcfed.reporting.verdict import Verdict, verdict
+from gcfed.reporting.verdict import Verdict, judge
 from gcfed.utils.files import write_text
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import LOGS
@@ -153,7 +153,7 @@ def _remove_earlier(out: Path) -> None:
 
 def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
     """The verdict of each place: those with several methods first, then by the number of seeds."""
-    verdicts = {place: verdict(rows) for place, rows in frame.groupby("place", sort=False)}
+    verdicts = {place: judge(rows) for place, rows in frame.groupby("place", sort=False)}
 
     def size(place: str) -> tuple[bool, int]:
         table = verdicts[place].table

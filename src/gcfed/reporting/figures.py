@@ -26,11 +26,11 @@ from gcfed.plots.style import (
 )
 from gcfed.reporting.verdict import Verdict
 
-METHODS = 12  # the first so many methods of a place are drawn
-PLACES = 6  # of the first so many places
-POINTS = 8  # markers on a curve
+MOST_METHODS = 12  # the first so many methods of a place are drawn
+MOST_PLACES = 6  # of the first so many places
+MOST_MARKERS = 8  # markers on a curve
 #: The columns that are drawn, if a run has them.
-DRAWN = {
+DRAWN_COLUMNS = {
     "test/acc",
     "personal/local_acc",
     "personal/global_acc",
@@ -54,7 +54,7 @@ class Picture(NamedTuple):
     file: Path  # PNG; there is a PDF of the same name
 
 
-class Plan(NamedTuple):
+class Sketch(NamedTuple):
     """What one figure of a place shows."""
 
     name: str  # the beginning of the file's name
@@ -74,7 +74,7 @@ class Mark(NamedTuple):
 
     def places(self, points: int) -> slice:
         """The points that are marked: each method has others, so that no marker hides another."""
-        step = max(self.methods, points // POINTS)
+        step = max(self.methods, points // MOST_MARKERS)
         return slice(self.number * step // self.methods % points, None, step)
 
 
@@ -83,30 +83,30 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     """Writes all figures as PNG and PDF."""
     shades = looks(frame["method"])
     pictures: list[Picture] = []
-    for number, (place, verdict) in enumerate([*verdicts.items()][:PLACES], start=1):
+    for number, (place, verdict) in enumerate([*verdicts.items()][:MOST_PLACES], start=1):
         rows = _drawn_rows(frame, place, verdict)
-        for plan in _plans(rows, verdict):
-            file = folder / f"{plan.name}_{number}.png"
-            figure = curves(rows, plan.column, shades, plan.smoothed, over=plan.over)
+        for sketch in _sketches(rows, verdict):
+            file = folder / f"{sketch.name}_{number}.png"
+            figure = curves(rows, sketch.column, shades, sketch.smoothed, over=sketch.over)
             save(figure, file)
             save(figure, file.with_suffix(".pdf"))
-            pictures.append(Picture(place, plan.title, plan.caption, file))
+            pictures.append(Picture(place, sketch.title, sketch.caption, file))
     return pictures
 
 
 def _drawn_rows(frame: pd.DataFrame, place: str, verdict: Verdict) -> pd.DataFrame:
     """The rows of a place's first methods, in the order of its table."""
-    methods = [*verdict.table.index[:METHODS]]
+    methods = [*verdict.table.index[:MOST_METHODS]]
     rows = frame[(frame["place"] == place) & frame["method"].isin(methods)]
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
 
 
-def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
+def _sketches(rows: pd.DataFrame, verdict: Verdict) -> list[Sketch]:
     """The figures of a place: the column of the verdict comes first, also over bytes and time."""
-    plans: list[Plan] = []
+    sketches: list[Sketch] = []
     first = parse(verdict.measure).column
     measured = {name for run in rows["run"] for name in run.metrics}
-    for column in sorted(measured & DRAWN, key=lambda name: (name != first, name)):
+    for column in sorted(measured & DRAWN_COLUMNS, key=lambda name: (name != first, name)):
         smoothed = column == first and verdict.measure.startswith("last10")
         caption = _caption(rows, verdict)
         if smoothed:
@@ -116,15 +116,17 @@ def _plans(rows: pd.DataFrame, verdict: Verdict) -> list[Plan]:
         name = column.replace("/", "_")
         title = axis_label(column)
         title = title[0].upper() + title[1:]
-        plan = Plan(name, title, caption, column, "round", smoothed)
-        plans.append(plan)
+        sketch = Sketch(name, title, caption, column, "round", smoothed)
+        sketches.append(sketch)
         if column == first and _bytes_differ(rows):
             over_bytes = f"{title} over megabytes"
-            plans.append(plan._replace(name=f"{name}_bytes", title=over_bytes, over="bytes"))
+            sketches.append(sketch._replace(name=f"{name}_bytes", title=over_bytes, over="bytes"))
         if column == first and all(CLOCK in run.metrics for run in rows["run"]):
             over_time = f"{title} over simulated time"
-            plans.append(plan._replace(name=f"{name}_seconds", title=over_time, over="seconds"))
-    return plans
+            sketches.append(
+                sketch._replace(name=f"{name}_seconds", title=over_time, over="seconds")
+            )
+    return sketches
 
 
 def _caption(rows: pd.DataFrame, verdict: Verdict) -> str:
@@ -134,8 +136,8 @@ def _caption(rows: pd.DataFrame, verdict: Verdict) -> str:
         caption += " Mean and standard deviation over the seeds that finished."
     if any(state != FINISHED for state in rows["state"]):
         caption += " Dotted: a run that did not finish."
-    if len(verdict.table) > METHODS:
-        caption += f" The first {METHODS} methods of the table."
+    if len(verdict.table) > MOST_METHODS:
+        caption += f" The first {MOST_METHODS} methods of the table."
     return caption
 
 

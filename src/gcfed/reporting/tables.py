@@ -16,11 +16,11 @@ from gcfed.folders.folder import DIVERGED, STATES
 from gcfed.folders.measures import CLOCK, parse, value
 from gcfed.folders.summary import distance_in_words, skew_in_words
 from gcfed.folders.versions import mixed_versions
+from gcfed.reporting.decision import listed
 from gcfed.reporting.frame import described, symbol, varying
-from gcfed.reporting.judged import listed
-from gcfed.reporting.verdict import FEWEST, Scale, Verdict, per_seed, scale_of
+from gcfed.reporting.verdict import FEWEST_SEEDS, Scale, Verdict, per_seed, scale_of
 
-TARGETS = 4  # at most so many columns of targets
+MOST_TARGETS = 4  # at most so many columns of targets
 #: Words that the caption of a table in LaTeX has, too.
 _IN_CAPTION = re.compile(r"^rounds to | of clients' own models|, last \d+ rounds")
 _LATEX = {character: rf"\{character}" for character in "&%$#_{}"}
@@ -198,7 +198,9 @@ def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
     judged = {*verdict.ranked, *verdict.not_compared}
     below = [method for method in verdict.table.index if method not in judged]
     if verdict.ranked and below:
-        notes.append(f"Not ranked, with fewer than {FEWEST} common seeds: {', '.join(below)}.")
+        notes.append(
+            f"Not ranked, with fewer than {FEWEST_SEEDS} common seeds: {', '.join(below)}."
+        )
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])
         notes.append(f"Of a seed that was run twice, only the last run counts. Left out: {names}.")
@@ -273,7 +275,7 @@ def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Shee
     Targets are accuracies of the global model, so methods whose clients use others are left out.
     """
     rows = rows[~rows["method"].isin([*verdict.declared])]
-    reached = _reached(rows["run"])[-TARGETS:]
+    reached = _reached(rows["run"])[-MOST_TARGETS:]
     if not reached:
         return None
     if all(len(run.curve(CLOCK)) for run in rows["run"]):

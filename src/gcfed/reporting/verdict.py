@@ -12,10 +12,10 @@ import pandas as pd
 
 from gcfed.folders.columns import is_accuracy
 from gcfed.folders.measures import parse
-from gcfed.reporting.judged import judged, listed
+from gcfed.reporting.decision import decide, listed
 from gcfed.reporting.student import holm, paired_p, quantile
 
-FEWEST = 3  # seeds of a method that is ranked
+FEWEST_SEEDS = 3  # seeds of a method that is ranked
 
 
 @dataclass(frozen=True)
@@ -154,7 +154,7 @@ class Verdict:
             return self._only(self.table.index[0])
         if not self.ranked:
             reasons = "; ".join(self.not_compared.values())
-            return f"Not ranked: {reasons or f'fewer than {FEWEST} common seeds'}"
+            return f"Not ranked: {reasons or f'fewer than {FEWEST_SEEDS} common seeds'}"
         text = self._leaders()
         if self.not_compared:
             is_or_are = "is" if len(self.not_compared) == 1 else "are"
@@ -222,10 +222,10 @@ class Verdict:
         return f"{scale.text(difference, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
-def verdict(rows: pd.DataFrame) -> Verdict:
+def judge(rows: pd.DataFrame) -> Verdict:
     """``rows`` are those of one place in :func:`gcfed.reporting.frame.frame_of`."""
     by_method = rows[~rows["repeated"]].groupby("method", sort=False)["run"]
-    decision = judged({method: [*runs] for method, runs in by_method})
+    decision = decide({method: [*runs] for method, runs in by_method})
     measure = decision.measure
     higher = parse(measure).higher_is_better
     values = per_seed(rows, measure)
@@ -265,7 +265,7 @@ def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
     seeds = values.index
     for method in counts.index:
         common = seeds[values.loc[seeds, method].notna()]
-        if len(common) >= FEWEST:
+        if len(common) >= FEWEST_SEEDS:
             ranked.append(method)
             seeds = common
     if len(ranked) < 2:

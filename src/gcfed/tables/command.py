@@ -31,12 +31,12 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig
 
-from gcfed.folders.identity import counts, key_of
+from gcfed.folders.identity import changes_results, key_of
 from gcfed.jobs import time_left
 from gcfed.tables import running
 from gcfed.tables.comparison import write_comparison
 from gcfed.tables.gathering import gather
-from gcfed.tables.plan import RESERVED_KEYS, Plan, measures_of_cells, plan
+from gcfed.tables.plan import RESERVED_KEYS, Plan, make_plan, measures_of_cells
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, DONE, NEW, OTHER, Work
@@ -45,14 +45,14 @@ from gcfed.utils.refusal import Refusal
 
 FOLDER = "--config-dir"
 HELP = ("--help", "-h", "help")
-LEFT = (BEGUN, NEW)
-OWN_WORDS = ("rows", "columns", "seeds", "scale", "search", "dry_run", "compare")
-LENGTH = ("rounds", "eval_every")
-OF_THE_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
+UNFINISHED = (BEGUN, NEW)
+KEYS_OF_COMMAND = ("rows", "columns", "seeds", "scale", "search", "dry_run", "compare")
+LENGTH_KEYS = ("rounds", "eval_every")
+KEYS_OF_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
 
 
 @dataclass
-class Request:
+class TableRequest:
     """What a command asks for."""
 
     words: Sequence[str]
@@ -61,35 +61,37 @@ class Request:
     selection: Selection = field(default_factory=Selection)
     dry_run: bool = False
     compare: bool = False
-    of_search: dict[str, Any] = field(default_factory=dict)  # new values of the table's search
+    search_changes: dict[str, Any] = field(default_factory=dict)  # new values of the table's search
     overrides: list[str] = field(default_factory=list)  # of every run
-    places: list[str] = field(default_factory=list)  # the override that names --config-dir
+    config_dirs: list[str] = field(default_factory=list)  # the override that names --config-dir
 
     @property
     def arguments(self) -> list[str]:
-        return self.places + self.overrides
+        return self.config_dirs + self.overrides
 
     def changes_of(self, table: Table) -> list[str]:
         """The overrides of the scale and the command that make other runs than the whole table."""
         words = list(self.overrides)
         if self.scale != "full":
             words = table.scales[self.scale].overrides + words
-        return [word for word in words if counts(key_of(word)) or key_of(word) in LENGTH]
+        return [
+            word for word in words if changes_results(key_of(word)) or key_of(word) in LENGTH_KEYS
+        ]
 
 
-def request_of(words: Sequence[str]) -> Request:
+def request_of(words: Sequence[str]) -> TableRequest:
     """Raises Refusal for a word that the command cannot read."""
     name, *rest = words
     if name.startswith("-") or "=" in name:
         raise Refusal(f"{name}: the table comes first, as in gcfed-table my.yaml dry_run=true.")
-    asked = Request(words, name)
+    asked = TableRequest(words, name)
     selection: dict[str, Any] = {}
     waiting = iter(rest)
     for word in waiting:
         key, equals, text = word.partition("=")
         if key == FOLDER:
             folder = text if equals else next(waiting, "")
-            asked.places = [searchpath(folder, rest)]
+            asked.config_dirs = [searchpath(folder, rest)]
         elif word.startswith("--"):
             raise Refusal(f"{word}: write key=value without dashes, such as dry_run=true.")
         elif not equals and not word.startswith("~"):
@@ -97,10 +99,10 @@ def request_of(words: Sequence[str]) -> Request:
         elif key in ("rows", "columns", "seeds"):
             selection[key] = _value(word)
         elif key == "search" or key.startswith("search."):
-            asked.of_search[key] = _value(word)
+            asked.search_changes[key] = _value(word)
         elif key == "scale":
             asked.scale = text
-        elif key in OF_THE_FILE:
+        elif key in KEYS_OF_FILE:
             raise Refusal(f"{word}: {key} is a key of the table: set it in its YAML file.")
         elif key in ("dry_run", "compare"):
             setattr(asked, key, _truth(word))
@@ -117,7 +119,7 @@ def request_of(words: Sequence[str]) -> Request:
 
 def _refuse_misspelt(word: str, key: str) -> None:
     """Raises Refusal for ``dryrun=true``, which a run would not know."""
-    meant = get_close_matches(key, OWN_WORDS, n=1, cutoff=0.8)
+    meant = get_close_matches(key, KEYS_OF_COMMAND, n=1, cutoff=0.8)
     if meant and key not in RESERVED_KEYS:
         raise Refusal(f"{word}: did you mean {meant[0]}?")
 
@@ -160,7 +162,7 @@ class State:
 
     @property
     def left(self) -> list[Work]:
-        return [work for work in self.works if work.state in LEFT]
+        return [work for work in self.works if work.state in UNFINISHED]
 
     def lines(self) -> list[str]:
         """What is done and what is left."""
@@ -205,8 +207,8 @@ def main(words: Sequence[str]) -> int:
         print(__doc__)
         return 0
     request = request_of(words)
-    table = load(request.name, request.of_search)
-    planned = plan(table, request.scale, request.selection, request.arguments)
+    table = load(request.name, request.search_changes)
+    planned = make_plan(table, request.scale, request.selection, request.arguments)
     logs = _logs(planned, request)
     root = logs / "study" / table.name / request.scale
     if not request.compare:
@@ -238,7 +240,7 @@ def _print(lines: Sequence[str]) -> None:
     print(*lines, sep="\n", flush=True)
 
 
-def _logs(planned: Plan, request: Request) -> Path:
+def _logs(planned: Plan, request: TableRequest) -> Path:
     """The folder of all runs."""
     jobs = [*planned.jobs.values()]
     if not jobs:
@@ -249,7 +251,7 @@ def _logs(planned: Plan, request: Request) -> Path:
         raise Refusal(f"{jobs[0].title}: {error}") from None
 
 
-def _state(table: Table, request: Request, planned: Plan, root: Path, logs: Path) -> State:
+def _state(table: Table, request: TableRequest, planned: Plan, root: Path, logs: Path) -> State:
     """Searches the cells if the table asks for it, and looks up the runs of the jobs."""
     jobs: Mapping[str, Any] = planned.jobs
     lost: Mapping[str, str] = {}
@@ -284,12 +286,14 @@ def _train(left: Sequence[Work], root: Path) -> None:
         running.run(work, number, root)
 
 
-def _comparison(table: Table, request: Request, planned: Plan, state: State, root: Path) -> str:
+def _comparison(
+    table: Table, request: TableRequest, planned: Plan, state: State, root: Path
+) -> str:
     if not state.found:
         return "There is nothing to compare."
     works = {}
-    for place, folders in planned.places.items():
-        works[place] = [state.found[name] for name in folders if name in state.found]
+    for cell, folders in planned.folders.items():
+        works[cell] = [state.found[name] for name in folders if name in state.found]
     command = f"gcfed-table {shlex.join(request.words)}"
     cells = gather(table, works)
     changes = request.changes_of(table)
@@ -300,7 +304,7 @@ def _comparison(table: Table, request: Request, planned: Plan, state: State, roo
 def _chosen(planned: Plan, best: Mapping[str, Sequence[str]]) -> str:
     """The settings that the searches chose for the cells, as a note; "" without a search."""
     cells = []
-    for (row, column), folders in planned.places.items():
+    for (row, column), folders in planned.folders.items():
         words = best.get(planned.jobs[folders[0]].cell)
         if words:
             cells.append(f"{row}, {column}: {' '.join(map(_rounded, words))}")

@@ -18,7 +18,7 @@ from gcfed.folders.measures import parse
 from gcfed.folders.summary import rounds_in_words
 from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
-from gcfed.tables.plan import Place
+from gcfed.tables.plan import CellName
 from gcfed.tables.ranking import Gain, compare_with_paper, corrected, gains_of
 from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
@@ -41,7 +41,7 @@ def write_comparison(
         changes: the overrides that the whole table does not have.
         chosen: a note with the settings that a search chose, or "".
     """
-    gains: Mapping[Place, Gain] = {}
+    gains: Mapping[CellName, Gain] = {}
     if not table.cells:
         gains = gains_of(cells)
     cells = sorted(cells, key=lambda cell: table.rows.index(cell.row))  # row by row
@@ -58,7 +58,7 @@ def write_comparison(
     return text
 
 
-def _line(table: Table, cell: Cell, gains: Mapping[Place, Gain]) -> dict[str, Any]:
+def _line(table: Table, cell: Cell, gains: Mapping[CellName, Gain]) -> dict[str, Any]:
     """A cell: our mean over the finished runs, the printed number, and their difference, as text
     and as numbers.
     """
@@ -70,8 +70,8 @@ def _line(table: Table, cell: Cell, gains: Mapping[Place, Gain]) -> dict[str, An
     if table.cells:
         difference = _text_of_difference(against_paper, digits)
     else:
-        difference = _text_of_gain(gains.get(cell.place), digits)
-        if len(gains) > 1 and cell.place in corrected(gains):
+        difference = _text_of_gain(gains.get(cell.name), digits)
+        if len(gains) > 1 and cell.name in corrected(gains):
             difference += "*"
     texts = {
         "row": cell.row.label,
@@ -179,7 +179,7 @@ def _markdown(table: Table, cells: pd.DataFrame) -> str:
     return frame.to_markdown(index=False, disable_numparse=True)
 
 
-def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[Place, Gain]) -> list[str]:
+def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[CellName, Gain]) -> list[str]:
     """What a reader must know: source, measure, differences, and what is not compared."""
     notes = []
     if table.source:

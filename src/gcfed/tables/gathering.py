@@ -13,9 +13,9 @@ from typing import NamedTuple
 from gcfed.folders.columns import GLOBAL_TESTS
 from gcfed.folders.folder import Run, read_run
 from gcfed.folders.measures import are_short, full_form, parse
-from gcfed.reporting.judged import Judged, judged
+from gcfed.reporting.decision import Decision, decide
 from gcfed.reporting.verdict import interval
-from gcfed.tables.plan import Place
+from gcfed.tables.plan import CellName
 from gcfed.tables.records import RESULT, Axis, Table
 from gcfed.tables.running import DONE, Work
 from gcfed.tables.units import UNITS, Unit, unit_of
@@ -75,7 +75,7 @@ class Cell:
         return Numbers(values, bound)
 
     @property
-    def place(self) -> Place:
+    def name(self) -> CellName:
         return self.row.label, self.column.label
 
     @property
@@ -84,7 +84,7 @@ class Cell:
         return f"{self.column.label} ({name})" if name else self.column.label
 
 
-def gather(table: Table, works_of: Mapping[Place, Sequence[Work]]) -> list[Cell]:
+def gather(table: Table, works_of: Mapping[CellName, Sequence[Work]]) -> list[Cell]:
     """The cells that have runs, column by column, with the measure by which the report would
     compare them.
 
@@ -106,7 +106,7 @@ def gather(table: Table, works_of: Mapping[Place, Sequence[Work]]) -> list[Cell]
 
 def _with_measures(table: Table, cells: Sequence[Cell]) -> list[Cell]:
     """The cells of a column with their measures, and why some are not compared."""
-    decision = judged({cell.row.label: cell.runs for cell in cells})
+    decision = decide({cell.row.label: cell.runs for cell in cells})
     rounds = [run.rounds for cell in cells for run in cell.runs]
     measured_cells = []
     for cell in cells:
@@ -127,7 +127,7 @@ def _with_measures(table: Table, cells: Sequence[Cell]) -> list[Cell]:
     return measured_cells
 
 
-def _following(measure: str, decision: Judged, row: str) -> tuple[str, str]:
+def _following(measure: str, decision: Decision, row: str) -> tuple[str, str]:
     """The measure by which a row of an own table is compared, and why it is not.
 
     A measure of the test accuracy follows methods that declare another accuracy as their result.

@@ -14,12 +14,12 @@ from typing import Any, NamedTuple
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
 
-from gcfed.folders.identity import counted, digest, key_of
+from gcfed.folders.identity import changing_results, digest, key_of
 from gcfed.tables.records import RESULT, Axis, Selection, Table
 from gcfed.utils.compose import explained
 from gcfed.utils.refusal import Refusal
 
-Place = tuple[str, str]  # the labels of a row and a column
+CellName = tuple[str, str]  # the labels of a row and a column
 #: Keys of a run that the command sets itself → what to write instead.
 RESERVED_KEYS = {
     "seed": "write seeds=[1,2,3]",
@@ -42,7 +42,7 @@ class Plan:
     """What a command has to run."""
 
     jobs: dict[str, Job] = field(default_factory=dict)  # by folder, seed by seed
-    places: dict[Place, list[str]] = field(default_factory=dict)  # a cell → its folders
+    folders: dict[CellName, list[str]] = field(default_factory=dict)  # a cell → its folders
     without_run: Counter[str] = field(default_factory=Counter)  # why cells have no run → how many
 
     @property
@@ -54,7 +54,9 @@ class Plan:
         return [*cells.values()]
 
 
-def plan(table: Table, scale: str, selection: Selection, arguments: Sequence[str] = ()) -> Plan:
+def make_plan(
+    table: Table, scale: str, selection: Selection, arguments: Sequence[str] = ()
+) -> Plan:
     """The jobs of a selection of a table.
 
     Args:
@@ -95,7 +97,7 @@ def plan(table: Table, scale: str, selection: Selection, arguments: Sequence[str
                 seed=seed,
             )
             planned.jobs.setdefault(job.folder, job)
-            planned.places.setdefault((row.label, column.label), []).append(job.folder)
+            planned.folders.setdefault((row.label, column.label), []).append(job.folder)
     return planned
 
 
@@ -104,7 +106,7 @@ def measures_of_cells(table: Table, planned: Plan) -> dict[str, dict[str, str]]:
     measures: dict[str, dict[str, str]] = {}
     for row, column in product(table.rows, table.columns):
         measure = table.measure_of(row, column)
-        for folder in planned.places.get((row.label, column.label), ()):
+        for folder in planned.folders.get((row.label, column.label), ()):
             of_cell = measures.setdefault(planned.jobs[folder].cell, {})
             if measure is not None and measure != RESULT:
                 of_cell[measure] = f"measure={measure}"
@@ -134,7 +136,7 @@ def _check_overrides(cell: str, overrides: Iterable[str]) -> None:
 
 def _suffix(arguments: Sequence[str]) -> str:
     """What the arguments that change results add to the names of folders."""
-    words = "".join(f",{override.lstrip('+')}" for override in counted(arguments))
+    words = "".join(f",{override.lstrip('+')}" for override in changing_results(arguments))
     text = re.sub(r"[^\w.,=~\[\]-]+", "-", words)
     # file systems end a name at 255 bytes
     return text if len(text) <= 120 else f"{text[:107]}-{digest({'': text})}"

@@ -12,7 +12,7 @@ from gcfed.folders.measures import parse
 from gcfed.reporting.student import holm
 from gcfed.reporting.verdict import compared, reference_of
 from gcfed.tables.gathering import Cell, Numbers
-from gcfed.tables.plan import Place
+from gcfed.tables.plan import CellName
 from gcfed.tables.records import Printed
 from gcfed.tables.welch import Difference, Sample, compare_means
 
@@ -29,19 +29,19 @@ class Gain(NamedTuple):
     p: float  # of a difference of 0
 
 
-def gains_of(cells: Sequence[Cell]) -> dict[Place, Gain]:
+def gains_of(cells: Sequence[Cell]) -> dict[CellName, Gain]:
     """The difference of each cell to FedAvg in its column, or to the best row."""
     columns: dict[str, list[Cell]] = {}
     for cell in cells:
         columns.setdefault(cell.column.label, []).append(cell)
-    gains: dict[Place, Gain] = {}
+    gains: dict[CellName, Gain] = {}
     for column, cells_of_column in columns.items():
         for row, gain in _gains_in_column(cells_of_column).items():
             gains[row, column] = gain
     return gains
 
 
-def corrected(gains: Mapping[Place, Gain]) -> set[Place]:
+def corrected(gains: Mapping[CellName, Gain]) -> set[CellName]:
     """The cells that differ from their reference by Holm's correction for all cells."""
     differs = holm([gain.p for gain in gains.values()])
     return {place for place, is_rejected in zip(gains, differs, strict=True) if is_rejected}

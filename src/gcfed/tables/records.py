@@ -19,7 +19,7 @@ from gcfed.utils.checked import Whole
 #: The measure of a table that names none: the last tests of the column that its methods declare as
 #: their result, or of the global model's test.
 RESULT = "result"
-USUAL = "mean:test/acc[10]"  # of a paper
+PAPER_MEASURE = "mean:test/acc[10]"  # of a paper
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
@@ -235,7 +235,7 @@ class Table:
         for one in (row, column):
             if one.measure is not None:
                 return one.measure
-        return USUAL if self.cells and self.measure == RESULT else self.measure
+        return PAPER_MEASURE if self.cells and self.measure == RESULT else self.measure
 
     def unit_of(self, row: Axis, column: Axis) -> str | None:
         return row.unit or column.unit or self.unit

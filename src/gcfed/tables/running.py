@@ -27,7 +27,7 @@ BEGUN = "to continue"
 NEW = "to start"
 OTHER = "not to be run"
 #: What the process of a run calls: the command that a user types.
-CODE = "from gcfed.commands import train; train()"
+TRAIN_COMMAND = "from gcfed.commands import train; train()"
 
 
 def train(overrides: Sequence[str], folder: Path) -> str:
@@ -35,7 +35,7 @@ def train(overrides: Sequence[str], folder: Path) -> str:
 
     Returns why it failed, or "".
     """
-    command = [sys.executable, "-c", CODE, *overrides, f"hydra.run.dir={quoted(folder)}"]
+    command = [sys.executable, "-c", TRAIN_COMMAND, *overrides, f"hydra.run.dir={quoted(folder)}"]
     if (folder / CHECKPOINT).is_file():
         command.append(f"ckpt_path={quoted(folder / CHECKPOINT)}")
     code = subprocess.run(command).returncode

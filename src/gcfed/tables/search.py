@@ -38,7 +38,7 @@ from hydra_plugins.gcfed_optuna import (
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
 SEED = 1  # the seed of Optuna's sampler
 RISE = 1000.0  # a loss that grows by this factor was past the edge of stability
-LOST = {
+LOST_UPDATES = {
     "train/nonfinite_clients": "client updates left out",
     "train/refused_steps": "server steps taken back",
 }
@@ -280,7 +280,7 @@ def edges(run: Run) -> list[tuple[float, str]]:
     (never a negative loss).
     """
     past_edges = []
-    for column, what in LOST.items():
+    for column, what in LOST_UPDATES.items():
         count = float(run.curve(column).sum())
         if count:
             past_edges.append((count, f"{count:g} {what}"))

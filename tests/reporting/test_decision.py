@@ -7,7 +7,7 @@ from gcfed.reporting import write_report
 from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import verdict
+from gcfed.reporting.verdict import judge
 
 OWN = "personal/local_acc"
 FEDREP = {"tags.algorithm": "fedrep", "methods.fedrep._target_": "gcfed.methods.x.FedRep"}
@@ -27,7 +27,7 @@ def runs(accs, own=None, result="test/acc", **config):
 
 def of(*parts):
     rows = frame_of([run for part in parts for run in part])
-    return rows, verdict(rows)
+    return rows, judge(rows)
 
 
 FEDAVG = (0.90, 0.91, 0.92)

@@ -11,7 +11,7 @@ from gcfed.folders.measures import OWN_TESTS, measure_of
 
 
 @dataclass(frozen=True)
-class Judged:
+class Decision:
     """How the methods of a comparison are judged."""
 
     measure: str
@@ -21,7 +21,7 @@ class Judged:
     declared: Mapping[str, str]
 
 
-def judged(methods: Mapping[str, Sequence[Run]]) -> Judged:
+def decide(methods: Mapping[str, Sequence[Run]]) -> Decision:
     """Chooses the column that judges most of these methods, from the runs that have ended.
 
     It is the global model's test, unless a method declares another column as its result. Then it is
@@ -44,7 +44,7 @@ def judged(methods: Mapping[str, Sequence[Run]]) -> Judged:
         for run in methods[method]:
             if run.state == FINISHED and chosen in run.metrics:
                 rounds.append(run.rounds)
-    return Judged(measure_of(chosen, rounds), not_compared, declared)
+    return Decision(measure_of(chosen, rounds), not_compared, declared)
 
 
 def _declared(methods: Mapping[str, Sequence[Run]]) -> dict[str, str]:
