@@ -22,7 +22,7 @@ FLOORS = (
     {"assemble", "check"},
     {"reporting"},
     {"run"},
-    {"jobs", "project"},
+    {"jobs", "project", "search"},
     {"tables"},
     {"api", "commands"},
 )

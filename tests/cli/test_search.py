@@ -16,8 +16,9 @@ from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
 from gcfed.folders.lock import locked
+from gcfed.search import space_of
 from gcfed.utils.resolvers import CONFIGS
-from hydra_plugins.gcfed_optuna import OptunaSweeper, space_of
+from hydra_plugins.gcfed_optuna import OptunaSweeper
 
 pytest.importorskip("optuna")
 from optuna import load_study

@@ -18,7 +18,7 @@ from gcfed.tables.reading import load, names
 pytest.importorskip("optuna")
 from optuna import load_study
 
-from hydra_plugins.gcfed_optuna import space_of
+from gcfed.search import space_of
 
 METRIC = "last:test/acc"
 ROWS = [

@@ -15,9 +15,18 @@ from omegaconf import DictConfig
 
 from gcfed.folders.columns import better, named_better
 from gcfed.folders.folder import CONFIG, RESULTS, TRIALS, Run, read_run
-from gcfed.folders.lock import locked
 from gcfed.folders.measures import check_direction, check_judges, parse
 from gcfed.folders.reading import read_yaml
+from gcfed.search import (
+    folder_name,
+    locked_search,
+    next_trial,
+    number_of_ended,
+    open_study,
+    some_value,
+    space_of,
+    write_trials,
+)
 from gcfed.tables import running
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
@@ -25,15 +34,6 @@ from gcfed.utils.checked import validated
 from gcfed.utils.compose import composed
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal, message_of
-from hydra_plugins.gcfed_optuna import (
-    folder_name,
-    next_trial,
-    number_of_ended,
-    open_study,
-    some_value,
-    space_of,
-    write,
-)
 
 SAMPLER = {"_target_": "optuna.samplers.TPESampler", "n_startup_trials": 8}
 SEED = 1  # the seed of Optuna's sampler
@@ -203,11 +203,7 @@ def run_trials(search: Search, one: CellSearch) -> None:
     A stopped trial continues with the values that it had drawn.
     """
     direction = direction_of(search)
-    with locked(one.folder / ".lock") as holder:
-        if holder:
-            raise Refusal(
-                f"{holder} is at the search in {one.folder}: give each process other rows."
-            )
+    with locked_search(one.folder, "give each process other rows"):
         asked = f"{search.metric} {search.seeds}"
         study = open_study(one.folder, one.cfg, one.space, asked, direction)
         if not study.trials:
@@ -216,8 +212,8 @@ def run_trials(search: Search, one: CellSearch) -> None:
         while number_of_ended(study) < search.n_trials:
             trial = next_trial(study, one.space, SAMPLER, SEED)
             _run_trial(search, one, study, trial)
-            write(study, one.folder, search.metric)
-        write(study, one.folder, search.metric)
+            write_trials(study, one.folder, search.metric)
+        write_trials(study, one.folder, search.metric)
 
 
 def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
