@@ -171,24 +171,15 @@ def curves(
     """
     figure = Figure(figsize=(5.6, 3.4))
     axes = figure.subplots()
+    panel = _Panel(axes, column, smoothed, over)
     counted = rows[~rows["repeated"]]
     methods = [*dict.fromkeys(counted["method"])]
     for number, method in enumerate(methods):
         runs = [*counted["run"][counted["method"] == method]]
-        finished = [run for run in runs if run.state == FINISHED]
-        look = shades[method]
-        label = fill(method, 40)
         mark = None
         if len(methods) > 1:
             mark = Mark(MARKERS[number % len(MARKERS)], number, len(methods))
-        if _plot(axes, finished, column, smoothed, over, look, label, mark):
-            label = ""  # the legend names a method once
-        dotted = {**look, "linestyle": ":", "linewidth": 1.3}
-        for run in runs:
-            if run.state == FINISHED:
-                continue
-            if _plot(axes, [run], column, smoothed, over, dotted, label, None):
-                label = ""
+        panel.draw_method(method, runs, shades[method], mark)
     if factor(column) == 1:
         logarithmic_if_spanning(axes, 1000)
     axes.set(xlabel=ABSCISSAE[over], ylabel=axis_label(column))
@@ -198,39 +189,60 @@ def curves(
     return figure
 
 
-def _plot(
-    axes: Axes,
-    runs: list[Run],
-    column: str,
-    smoothed: bool,
-    over: str,
-    look: Mapping[str, Any],
-    label: str,
-    mark: Mark | None,
-) -> bool:
-    """Draws the mean of these runs and a band; returns whether they have values.
+class _Panel(NamedTuple):
+    """The axes of a figure, and what its curves show."""
 
-    Args:
-        mark: markers lie above all lines, so that they show where curves coincide. None: none.
-    """
-    each = {i: _curve(run, column, smoothed) for i, run in enumerate(runs)}
-    values = pd.DataFrame(each).dropna()
-    if values.empty:
-        return False
-    mean = values.mean(axis=1)
-    spread = values.std(axis=1)
-    x = values.index.to_numpy(dtype=float)
-    if over != "round":
-        until = pd.DataFrame({i: _until(run, over) for i, run in enumerate(runs)})
-        x = until.mean(axis=1).reindex(values.index).to_numpy()
-    y = mean.to_numpy()
-    color = look["color"]
-    axes.plot(x, y, label=label, marker="o" if len(x) == 1 else None, **look)
-    axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
-    if mark is not None:
-        marked = mark.places(len(x))
-        axes.scatter(x[marked], y[marked], 18, color, marker=mark.marker, label=label, zorder=3)
-    return True
+    axes: Axes
+    column: str
+    smoothed: bool
+    over: str  # a key of ABSCISSAE
+
+    def draw_method(
+        self, method: str, runs: list[Run], look: Mapping[str, Any], mark: Mark | None
+    ) -> None:
+        """Draws the mean of the finished runs, and each other run dotted. The legend names the
+        method once.
+        """
+        label = fill(method, 40)
+        finished = [run for run in runs if run.state == FINISHED]
+        if self._draw(finished, look, label, mark):
+            label = ""
+        dotted = {**look, "linestyle": ":", "linewidth": 1.3}
+        for run in runs:
+            if run.state != FINISHED and self._draw([run], dotted, label, None):
+                label = ""
+
+    def _draw(
+        self, runs: list[Run], look: Mapping[str, Any], label: str, mark: Mark | None
+    ) -> bool:
+        """Draws the mean of these runs and a band; returns whether they have values.
+
+        Args:
+            mark: markers lie above all lines, so that they show where curves coincide. None: none.
+        """
+        each = {i: _curve(run, self.column, self.smoothed) for i, run in enumerate(runs)}
+        values = pd.DataFrame(each).dropna()
+        if values.empty:
+            return False
+        mean = values.mean(axis=1)
+        spread = values.std(axis=1)
+        x = self._abscissae(runs, values.index)
+        y = mean.to_numpy()
+        color = look["color"]
+        axes = self.axes
+        axes.plot(x, y, label=label, marker="o" if len(x) == 1 else None, **look)
+        axes.fill_between(x, mean - spread, mean + spread, color=color, alpha=0.2, linewidth=0)
+        if mark is not None:
+            marked = mark.places(len(x))
+            axes.scatter(x[marked], y[marked], 18, color, marker=mark.marker, label=label, zorder=3)
+        return True
+
+    def _abscissae(self, runs: list[Run], rounds: pd.Index) -> np.ndarray:
+        """Where the values of these rounds are drawn."""
+        if self.over == "round":
+            return rounds.to_numpy(dtype=float)
+        until = pd.DataFrame({i: _until(run, self.over) for i, run in enumerate(runs)})
+        return until.mean(axis=1).reindex(rounds).to_numpy()
 
 
 def _until(run: Run, over: str) -> pd.Series:
