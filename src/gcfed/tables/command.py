@@ -29,7 +29,6 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from omegaconf import DictConfig
 
 from gcfed.folders.identity import changes_results, key_of
 from gcfed.jobs import time_left
@@ -40,6 +39,7 @@ from gcfed.tables.plan import RESERVED_KEYS, Plan, make_plan, measures_of_cells
 from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, DONE, NEW, OTHER, Work
+from gcfed.tables.search import Tuned, tune
 from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.refusal import Refusal
 
@@ -150,10 +150,7 @@ class State:
     title: str
     found: Mapping[str, Work]  # by the folder of a job
     without_run: Counter[str]
-    lost: Mapping[str, str]  # jobs that their search leaves out → why
-    trials: Sequence[tuple[DictConfig, int]] = ()  # that a dry run leaves to do
-    # by cell: what its search chose
-    best: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    tuned: Tuned  # what the searches found
 
     @property
     def works(self) -> list[Work]:
@@ -170,7 +167,7 @@ class State:
         counts = [f"{number[state]} {state}" for state in (DONE, BEGUN, NEW)]
         lines = [self.title, f"  {', '.join(counts)}"]
         lines += [f"  left out: {count} cells, {why}" for why, count in self.without_run.items()]
-        lines += [f"  {OTHER}: {title}: {why}" for title, why in self.lost.items()]
+        lines += [f"  {OTHER}: {title}: {why}" for title, why in self.tuned.lost.items()]
         for work in self.works:
             if work.state == OTHER:
                 lines.append(
@@ -187,11 +184,11 @@ class State:
         for work in self.works:
             lines.append(f"  {work.state:<13} {work.job.title}  ({work.folder.name})")
         left = [(work.cfg, work.cfg.rounds - work.rounds) for work in self.left]
-        return [*lines, f"  {estimate([*self.trials, *left])}"]
+        return [*lines, f"  {estimate([*self.tuned.left, *left])}"]
 
     def unfinished(self) -> list[str]:
         """Each job that is not finished, with the reason."""
-        lines = [f"  {title}: {why}" for title, why in self.lost.items()]
+        lines = [f"  {title}: {why}" for title, why in self.tuned.lost.items()]
         for work in self.works:
             if work.state != DONE:
                 lines.append(f"  {work.job.title}: {work.why or work.state}\n    {work.folder}")
@@ -225,7 +222,7 @@ def main(words: Sequence[str]) -> int:
     unfinished = state.unfinished()
     if not unfinished or request.compare:
         return 0
-    number = len(state.works) + len(state.lost)
+    number = len(state.works) + len(state.tuned.lost)
     _print(
         [
             f"{len(unfinished)} of {number} jobs are not finished:",
@@ -253,28 +250,18 @@ def _logs(planned: Plan, request: TableRequest) -> Path:
 
 def _state(table: Table, request: TableRequest, planned: Plan, root: Path, logs: Path) -> State:
     """Searches the cells if the table asks for it, and looks up the runs of the jobs."""
-    jobs: Mapping[str, Any] = planned.jobs
-    lost: Mapping[str, str] = {}
-    trials: Sequence[tuple[DictConfig, int]] = ()
-    best: Mapping[str, Sequence[str]] = {}
-    open_cells: Sequence[str] = ()
+    tuned = Tuned(jobs=planned.jobs)
     if table.search:
-        from gcfed.tables.search import tune  # Optuna, an extra
-
+        jobs = planned.jobs
         tuned = tune(table.search, jobs, root, dry_run=request.dry_run, train=not request.compare)
-        jobs = tuned.jobs
-        lost = tuned.lost
-        trials = tuned.left
-        best = tuned.best
-        open_cells = tuned.open_cells
-    works = running.look_up(jobs, root, logs)
+    works = running.look_up(tuned.jobs, root, logs)
     for work in works.values():
-        if work.job.cell in open_cells:  # whatever has run there has not the settings to come
+        if work.job.cell in tuned.open_cells:  # whatever has run there has not the settings to come
             work.state = NEW
             work.rounds = 0
     number = len({id(work) for work in works.values()})
     title = f"{table.name}, scale {request.scale}: {number} jobs in {root}"
-    return State(title, works, planned.without_run, lost, trials, best)
+    return State(title, works, planned.without_run, tuned)
 
 
 def _train(left: Sequence[Work], root: Path) -> None:
@@ -297,7 +284,7 @@ def _comparison(
     command = f"gcfed-table {shlex.join(request.words)}"
     cells = gather(table, works)
     changes = request.changes_of(table)
-    chosen = _chosen(planned, state.best)
+    chosen = _chosen(planned, state.tuned.best)
     return write_comparison(table, request.scale, cells, root, command, changes, chosen)
 
 
