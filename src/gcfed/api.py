@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -260,8 +261,8 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     return frame
 
 
-class _Judged(NamedTuple):
-    """How the methods of a comparison are judged."""
+class _Basis(NamedTuple):
+    """What is compared, and of which methods."""
 
     column: str
     window: int  # the mean of the tests in the last so many rounds
@@ -328,7 +329,7 @@ class Comparison:
         from gcfed.utils.checked import Count, validated
 
         validated("rounds", rounds, Count | None)
-        column, window, methods, not_compared = self._judged_by(column)
+        column, window, methods, not_compared = self._basis(column)
         curves = self.curves(column, methods)
         if rounds is None:
             rounds = window
@@ -359,12 +360,19 @@ class Comparison:
     def _methods(self) -> list[Name]:
         return list(dict.fromkeys(method for method, _ in self.folders))
 
+    @cached_property
+    def _runs(self) -> dict[Name, list[Run]]:
+        """The runs of each method."""
+        runs: dict[Name, list[Run]] = {}
+        for (method, _), folder in self.folders.items():
+            runs.setdefault(method, []).append(read_run(folder))
+        return runs
+
     def _diverged(self, method: Name) -> int:
         """How many runs of a method diverged."""
-        folders = [folder for (other, _), folder in self.folders.items() if other == method]
-        return sum(read_run(folder).state == DIVERGED for folder in folders)
+        return sum(run.state == DIVERGED for run in self._runs[method])
 
-    def _judged_by(self, column: str | None) -> _Judged:
+    def _basis(self, column: str | None) -> _Basis:
         """By what the methods are compared, which are, and why others are not.
 
         Args:
@@ -375,16 +383,13 @@ class Comparison:
         if column is not None:
             rounds = self.frame.index.to_frame(index=False)
             lengths = rounds.groupby(["method", "seed"])["round"].max()
-            return _Judged(column, window_of(column, lengths), self._methods, {})
-        runs: dict[str, list[Run]] = {str(method): [] for method in self._methods}
-        for (method, _), folder in self.folders.items():
-            runs[str(method)].append(read_run(folder))
-        decision = decide(runs)
+            return _Basis(column, window_of(column, lengths), self._methods, {})
+        decision = decide({str(method): runs for method, runs in self._runs.items()})
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
         compared = [method for method in self._methods if str(method) not in decision.not_compared]
         measure = parse(decision.measure)
-        return _Judged(measure.column, measure.window or 1, compared, decision.not_compared)
+        return _Basis(measure.column, measure.window or 1, compared, decision.not_compared)
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard
@@ -398,11 +403,10 @@ class Comparison:
         from gcfed.plots.style import looks
         from gcfed.reporting.figures import curves
 
-        column, _, methods, _ = self._judged_by(column)
+        column, _, methods, _ = self._basis(column)
         self.curves(column, methods)  # raises for an unknown column
         shown = []
-        for (method, _), folder in self.folders.items():
-            if method in methods:
-                shown.append((str(method), read_run(folder), False))
+        for method in methods:
+            shown += [(str(method), run, False) for run in self._runs[method]]
         rows = pd.DataFrame(shown, columns=["method", "run", "repeated"])
         return curves(rows, column, looks(rows["method"]))
