@@ -72,6 +72,29 @@ def test_tables_of_positions_are_no_weights_and_tables_of_tokens_are():
     assert {*order.weights} == {"tokens.weight", "rows"}
 
 
+@pytest.mark.parametrize("batch", [torch.tensor([[5, 3, 4], [1, 1, 6]]), torch.full((2, 3), 2)])
+def test_positions_that_depend_on_the_padding_are_no_weights(batch):
+    """RoBERTa counts the tokens that are no padding."""
+
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.tokens = nn.Embedding(7, 8)
+            self.places = nn.Embedding(5, 8)
+            self.kinds = nn.Parameter(torch.randn(2, 8))
+            self.register_buffer("kind", torch.zeros(1, 5, dtype=torch.int64))
+
+        def forward(self, x):
+            is_token = x.ne(1).int()
+            places = (is_token.cumsum(1) * is_token).long()
+            kinds = self.kind.expand(len(x), -1).gather(1, places)
+            return self.tokens(x) + self.places(places) + self.kinds[kinds]
+
+    order = forward_order(Net(), batch)
+    assert order.added == {"places.weight", "kinds"}
+    assert order.weights == ["tokens.weight"]
+
+
 class Chain(nn.Module):
     """Calls its layers in alphabetical order, but declares them in another order."""
 

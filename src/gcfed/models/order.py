@@ -42,8 +42,8 @@ ADDS = {
     "masked_scatter",
     "slice_scatter",
 }
-#: Operations that select rows of a table. With rows that the input chooses, the table is a layer
-#: (token embeddings).
+#: Operations that select rows of a table. With rows that the input's values choose, the table is a
+#: layer (token embeddings).
 LOOKUPS = {"embedding", "index", "index_select", "gather"}
 #: Products of matrices; einsum, matmul and linear consist of them.
 PRODUCTS = {"mm", "addmm", "bmm", "baddbmm", "mv", "addmv", "dot"}
@@ -112,6 +112,8 @@ class ForwardOrder:
         self._entered: dict[int, int] = {}  # module → when it was called
         self._seen: dict[str, int] = {}
         self._data: set[int] = set()  # memory that depends on the input
+        # that which depends on it only by comparisons, such as which tokens are padding
+        self._masks: set[int] = set()
         # memory that depends on parameters alone → which
         self._made: dict[int, set[str]] = defaultdict(set)
         # the same memory → those of them whose entries it only has repeated
@@ -282,7 +284,10 @@ class ForwardOrder:
                 self._read_input(Change(func, args, kwargs, t, results), meets_data, read)
         read.in_rows -= read.mixed
         weights = {}
-        is_layer = meets_data or not (_kind(func) in LOOKUPS or torch.Tag.pointwise in func.tags)
+        sees_values = any(self._is_of_values(t) for t in inputs)
+        is_layer = meets_data or torch.Tag.pointwise not in func.tags
+        if _kind(func) in LOOKUPS:  # positions may depend on the padding
+            is_layer = sees_values
         if len(inputs) > 1 and is_layer:
             for name, t in read.sources.items():
                 if name not in read.in_rows or not self._multiplies(func, args, name, t):
@@ -296,7 +301,7 @@ class ForwardOrder:
                 weights.pop(name, None)
         self._note_weights(func, args, weights, meets_data)
         if meets_data:
-            self._data |= {_memory(t) for t in written}
+            self._note_data(written, sees_values)
             sums = torch.Tag.pointwise not in func.tags
             for name in sorted(read.sources, key=lambda name: name not in weights):
                 self._use(name, sums and name in weights)
@@ -307,6 +312,19 @@ class ForwardOrder:
                 self._repeated[_memory(t)] |= read.sources.keys() - read.whole
                 self._without_rows[_memory(t)] |= read.sources.keys() - read.in_rows
         return out
+
+    def _is_of_values(self, t: Tensor) -> bool:
+        """Whether a tensor depends on the input, and not only by comparisons."""
+        return _memory(t) in self._data and _memory(t) not in self._masks
+
+    def _note_data(self, written: Iterable[Tensor], sees_values: bool) -> None:
+        """Notes that these tensors depend on the input, or only on comparisons of it."""
+        for t in written:
+            self._data.add(_memory(t))
+            if t.dtype == torch.bool or not sees_values:
+                self._masks.add(_memory(t))
+            else:
+                self._masks.discard(_memory(t))
 
     def _read_input(self, change: Change, meets_data: bool, read: Read) -> None:
         """Notes how one input of an operation comes from parameters."""
