@@ -227,3 +227,78 @@ def test_sequences_with_padding(config, tmp_path, parts):
     outputs = case.net(tokens[70:]).flatten(0, 1)
     loss = F.cross_entropy(outputs, labels[70:].flatten()).item()
     assert written["test/loss"].iloc[-1] == pytest.approx(loss, abs=1e-7)
+
+
+def test_a_regression_on_two_targets(config, tmp_path):
+    """Targets of different units: losses are of scaled targets, errors in the user's units."""
+    rng = np.random.default_rng(8)
+    x = rng.normal(5, 2, (90, 4))
+    y = np.stack([1000 * x[:, 0] + rng.normal(0, 300, 90), 0.01 * x[:, 1] - 3], 1)
+    groups = np.sort(rng.choice(3, 70, p=[0.2, 0.3, 0.5]))
+    np.savez(tmp_path / "own.npz", x=x[:70], y=y[:70], groups=groups, x_test=x[70:], y_test=y[70:])
+    overrides = of_setting(
+        "data=arrays",
+        f"data.path={tmp_path / 'own.npz'}",
+        "task._target_=gcfed.tasks.SquaredError",
+        "partition=natural",
+        "participation.num_clients=null",
+        "participation.per_round=3",
+        "data.eval_batch_size=7",
+        "data.client_test=0.25",
+        "model.hidden=[7]",
+        "client.stack=3",
+        "metrics=torchmetrics",
+        "metrics.torchmetrics.names=[mean_absolute_error,mean_absolute_percentage_error]",
+        "metrics.torchmetrics.every=1",
+    )
+    result, first = run(config, tmp_path / "run", *overrides)
+    module = result.trainer.datamodule
+    kept = [module.client(k) for k in range(3)]
+    tests = [module.tests_of_clients.client(k) for k in range(3)]
+    training = np.concatenate(kept)
+    mean = y[training].mean(0)
+    deviation = y[training].std(0)
+    inputs = torch.from_numpy((x - x[training].mean(0)) / x[training].std(0))
+    targets = torch.from_numpy((y - mean) / deviation)
+
+    class Regression(OwnData):
+        def backward(self, w, x, y, k):
+            loss = (w(x) - y).square().sum(1).mean() / 2
+            loss.backward()
+            self.seen.append((k, len(x), loss.item()))
+            return loss
+
+        def round(self, t):
+            self.seen = []
+            super().round(t)
+            means = []
+            for k in range(3):
+                own = [(n, loss) for client, n, loss in self.seen if client == k]
+                means.append(sum(n * loss for n, loss in own) / sum(n for n, _ in own))
+            self.rows[-1]["train/loss"] = np.mean(means)
+
+    case = Regression(first, inputs[:70], targets[:70], kept)
+    written = finish(case, result, tmp_path / "run").iloc[-1]
+
+    def outputs_of(state, samples):
+        outputs = torch.func.functional_call(case.net, state, (inputs[samples],))
+        return outputs.detach().numpy() * deviation + mean
+
+    state = dict(case.net.named_parameters())
+    test = np.arange(70, 90)
+    errors = outputs_of(state, test) - y[test]
+    loss = ((errors / deviation) ** 2).sum(1).mean() / 2
+    assert written["test/loss"] == pytest.approx(loss, rel=1e-12)
+    assert written["test/rmse"] == pytest.approx(np.sqrt((errors**2).mean()), rel=1e-12)
+    mae = np.abs(errors).mean()
+    assert written["test/mean_absolute_error"] == pytest.approx(mae, rel=1e-6)
+    mape = np.abs(errors / y[test]).mean()
+    assert written["test/mean_absolute_percentage_error"] == pytest.approx(mape, rel=1e-6)
+    before, after = case.locals[-1]
+    for kind, states in (("global", [before] * 3), ("local", [after[k] for k in range(3)])):
+        found = [
+            np.abs(outputs_of(own, samples) - y[samples]).mean()
+            for own, samples in zip(states, tests, strict=True)
+        ]
+        name = f"personal/{kind}_mean_absolute_error"
+        assert written[name] == pytest.approx(np.mean(found), rel=1e-6)
