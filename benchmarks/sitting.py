@@ -10,7 +10,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,7 +30,7 @@ from gcfed.federated.protocol.messages import Download
 from gcfed.federated.training.hooks import StepHooks
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.methods.centralization import GlobalGC, LocalGC
-from gcfed.participation.sampling import UniformSampler
+from gcfed.participation.schedule import ClientRecord, Sampler
 from gcfed.run import train
 
 WARM_UP = 2
@@ -48,14 +48,18 @@ def with_gc(t: int) -> int:
 class InPairs:
     """A sampler whose rounds 2i and 2i + 1 have the same cohort."""
 
-    def __init__(self, sampler: UniformSampler) -> None:
+    hears_losses = False
+
+    def __init__(self, sampler: Sampler) -> None:
         self.sampler, self.per_round = sampler, sampler.per_round
 
     def validate(self, num_clients: int) -> None:
         self.sampler.validate(num_clients)
 
-    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
-        return self.sampler(round_index // 2, num_clients, seed)
+    def choose(
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
+    ) -> np.ndarray:
+        return self.sampler.choose(round_index // 2, num_clients, seed, known)
 
 
 class Sitting(Callback):

@@ -3,6 +3,7 @@
 import re
 import threading
 from copy import copy
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -33,6 +34,7 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
+from gcfed.participation.schedule import Sampler
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
 
@@ -253,15 +255,11 @@ def client_of(method):
     return next(part for part in method.parts if isinstance(part, ClientPart))
 
 
-class Cohorts:
+@dataclass(frozen=True)
+class Cohorts(Sampler):
     """Draws a sorted cohort, in descending order for ``order=-1``."""
 
-    def __init__(self, per_round, order=1):
-        self.per_round = self.most = per_round
-        self.order = order
-
-    def validate(self, num_clients):
-        assert self.per_round <= num_clients
+    order: int = 1
 
     def __call__(self, t, num_clients, seed):
         return np.sort(np.random.default_rng(t).choice(num_clients, self.per_round, replace=False))[

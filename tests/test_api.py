@@ -280,6 +280,14 @@ def test_a_comparison_equals_single_runs(tmp_path):
             "gcfed.data.sampling.UniformSampler is now gcfed.participation.sampling.UniformSampler",
         ),
         (
+            [
+                "participation=buffered",
+                "participation.sampler._target_=gcfed.data.sampling.Buffered",
+            ],
+            [1],
+            "gcfed.data.sampling.Buffered is now gcfed.participation.buffered.Buffered",
+        ),
+        (
             ["participation.clock._target_=gcfed.data.clock.Clock"],
             [1],
             "gcfed.data.clock.Clock is now gcfed.participation.clock.Clock",

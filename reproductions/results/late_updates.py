@@ -12,11 +12,11 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from gcfed.participation.buffered import schedule_of
+from gcfed.participation.buffered import Buffered
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, UniformSampler
-from gcfed.participation.schedule import Turn
+from gcfed.participation.sampling import UniformSampler
+from gcfed.participation.schedule import Participation, Turn
 from gcfed.reporting.student import two_sided_p
 from reproductions.results.cells import (
     Cells,
@@ -103,7 +103,7 @@ SYNCHRONOUS = ("FedAvg", "SCAFFOLD")
 @cache
 def timetable(per_round: int, late: bool, spread: float, seed: int) -> tuple[Turn, ...]:
     """The turns of a run."""
-    sampler = UniformSampler(per_round)
+    sampler: Participation = UniformSampler(per_round)
     if late:
         sampler = Buffered(per_round, concurrency=CONCURRENCY)
     clock = Clock(step=0.1, spread=spread, jitter=0.2)
@@ -111,7 +111,7 @@ def timetable(per_round: int, late: bool, spread: float, seed: int) -> tuple[Tur
     def planned(clients: np.ndarray) -> np.ndarray:
         return np.full(len(clients), STEPS)
 
-    schedule = schedule_of(sampler, Faults(), clock, CLIENTS, seed, planned, planned)
+    schedule = sampler.schedule(Faults(), clock, CLIENTS, seed, planned, planned)
     return tuple(schedule.turn(t) for t in range(UPLOADS // per_round))
 
 

@@ -38,6 +38,7 @@ from gcfed.optim.partial import MakeOptimizer, first_move
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
 from gcfed.participation.sampling import number_of_clients
+from gcfed.participation.schedule import Participation
 from gcfed.tasks import Task
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key
@@ -277,7 +278,7 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     aggregator = require(cfg, "aggregator")
     _check_aggregator(aggregator)
     return FederatedLoop(
-        sampler=require(cfg.participation, "sampler", **_sizes(cfg, faults, num_clients)),
+        sampler=_build_sampler(cfg, faults, num_clients),
         solver=require(cfg, "client"),
         aggregator=aggregator,
         rounds=cfg.rounds,
@@ -288,6 +289,16 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
         clock=optional(cfg.participation, "clock") or Clock(),
         federation=federation and partial(federation, cfg=cfg),
     )
+
+
+def _build_sampler(cfg: DictConfig, faults: Faults, num_clients: int) -> Participation:
+    sampler = require(cfg.participation, "sampler", **_sizes(cfg, faults, num_clients))
+    if not isinstance(sampler, Participation):
+        raise Refusal(
+            f"participation.sampler: {type(sampler).__name__} is no sampler: make it a subclass of"
+            " gcfed.participation.schedule.Sampler."
+        )
+    return sampler
 
 
 def _sizes(cfg: DictConfig, faults: Faults, num_clients: int) -> dict[str, int]:

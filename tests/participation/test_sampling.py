@@ -92,6 +92,12 @@ def test_no_round_has_more_clients_than_the_sampler_says(sampler):
         assert max(sizes) > sampler.per_round
 
 
+def test_only_a_rule_of_participation_is_a_sampler(config):
+    words = ("participation.sampler._target_=builtins.dict",)
+    with refuses("^participation.sampler: dict is no sampler: make it a subclass of gcfed"):
+        build_loop(config(*words), 100)
+
+
 class Own(UniformSampler):
     """Draws what it is given."""
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from gcfed.participation.clock import Clock
-from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, UniformSampler, outside
-from gcfed.participation.schedule import Schedule, Turn
+from gcfed.participation.sampling import outside
+from gcfed.participation.schedule import Participation, Schedule, Turn
+from gcfed.utils.checked import Count, Whole, checked
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
@@ -159,17 +159,29 @@ class BufferedSchedule(Schedule):
         self.busy = [Answer(*fields) for fields in state_dict["busy"]]
 
 
-def schedule_of(
-    sampler: UniformSampler,
-    faults: Faults,
-    clock: Clock,
-    num_clients: int,
-    seed: int,
-    planned: Callable[[np.ndarray], np.ndarray],
-    sizes: Callable[[np.ndarray], np.ndarray],
-) -> Schedule:
-    """The schedule of a rule of participation; the arguments are those of :class:`Schedule`."""
-    rest = (faults, clock, num_clients, seed, planned, sizes)
-    if isinstance(sampler, Buffered):
-        return BufferedSchedule(sampler, *rest)
-    return Schedule(sampler, *rest)
+@checked
+@dataclass(frozen=True)
+class Buffered(Participation):
+    """Asynchronous rounds (FedBuff, Nguyen et al., AISTATS 2022): ``concurrency`` clients train at
+    any time, and the server steps after each ``per_round`` uploads.
+
+    The server asks another client as soon as one has answered. A client whose upload waits for the
+    server's step is not asked before it, so a client has each version of the model at most once.
+    ``per_round`` 1 is FedAsync.
+
+    Attributes:
+        max_staleness: the largest number of server steps since a client's download. Later uploads
+            are lost. None: no bound.
+    """
+
+    concurrency: Count = 10
+    max_staleness: Whole | None = None
+    timetable: ClassVar[type[Schedule]] = BufferedSchedule
+
+    def validate(self, num_clients: int) -> None:
+        super().validate(num_clients)
+        if self.concurrency > num_clients:
+            raise Refusal(
+                f"participation.sampler.concurrency={self.concurrency} exceeds"
+                f" participation.num_clients={num_clients}: lower it."
+            )

@@ -1,18 +1,18 @@
 """Which clients take part in a round: a function of (round, num_clients, seed).
 
-:class:`LossSampler` also knows the clients' losses. :class:`Buffered` is a rule without rounds,
-which ``participation/buffered.py`` turns into a timetable.
+:class:`LossSampler` also knows the clients' losses.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil, sqrt
-from typing import NamedTuple
+from typing import ClassVar
 
 import numpy as np
 
-from gcfed.utils.checked import Count, Inside, Positive, Share, Weight, Whole, checked
+from gcfed.participation.schedule import ClientRecord, Sampler
+from gcfed.utils.checked import Count, Inside, Positive, Share, Weight, checked
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
@@ -48,34 +48,15 @@ def outside(taken: np.ndarray, rank: np.ndarray) -> np.ndarray:
 
 @checked
 @dataclass(frozen=True)
-class UniformSampler:
+class UniformSampler(Sampler):
     """``per_round`` clients, uniform without replacement.
 
     The cost is O(per_round) for any population.
-
-    ``sampler(round, num_clients, seed)`` returns the ids of the cohort, int64 [K], ascending and
-    distinct.
     """
 
-    # number of clients that it draws: a cohort and the reserve clients of ``faults.extra``; with
-    # PoissonSampler the mean number
-    per_round: Count
-
-    def validate(self, num_clients: int) -> None:
-        """Raises Refusal if this sampler cannot draw from ``num_clients`` clients; called before
-        the first round.
-        """
-        if self.per_round > num_clients:
-            drawn = f"participation.per_round={self.per_round}"
-            raise Refusal(
-                f"{drawn} exceeds participation.num_clients={num_clients}: lower it (or"
-                " faults.extra)."
-            )
-
     @property
-    def most(self) -> int:
-        """The largest number of clients of a round."""
-        return self.per_round
+    def draws_among_any(self) -> bool:
+        return type(self) is UniformSampler  # a subclass may know the clients by their ids
 
     def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
         # Given a number instead of an array, NumPy draws by Floyd's algorithm and never lists the
@@ -103,63 +84,17 @@ class PoissonSampler(UniformSampler):
         return np.sort(rng.choice(num_clients, size, replace=False, shuffle=False))
 
 
-@checked
-@dataclass(frozen=True)
-class Buffered(UniformSampler):
-    """Asynchronous rounds (FedBuff, Nguyen et al., AISTATS 2022): ``concurrency`` clients train at
-    any time, and the server steps after each ``per_round`` uploads.
-
-    The server asks another client as soon as one has answered. A client whose upload waits for the
-    server's step is not asked before it, so a client has each version of the model at most once.
-    ``per_round`` 1 is FedAsync.
-
-    Attributes:
-        max_staleness: the largest number of server steps since a client's download. Later uploads
-            are lost. None: no bound.
-    """
-
-    concurrency: Count = 10
-    max_staleness: Whole | None = None
-
-    def validate(self, num_clients: int) -> None:
-        super().validate(num_clients)
-        if self.concurrency > num_clients:
-            raise Refusal(
-                f"participation.sampler.concurrency={self.concurrency} exceeds"
-                f" participation.num_clients={num_clients}: lower it."
-            )
-
-
-class ClientRecord(NamedTuple):
-    """What the server knows of a client that has trained.
-
-    Attributes:
-        loss: mean training loss of its last round.
-        round_index: of this round.
-        samples: number of its training samples.
-        seconds: how long it took.
-    """
-
-    loss: float
-    round_index: int
-    samples: int
-    seconds: float
-
-
 class LossSampler(UniformSampler):
     """Chooses clients by the losses of their last training.
 
     So cohorts depend on the method and are no longer the same for all methods of a seed.
     """
 
+    hears_losses: ClassVar[bool] = True
+
     def choose(
         self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
     ) -> np.ndarray:
-        """The ids of the cohort, int64 ``[K]``, ascending.
-
-        Args:
-            known: what the server knows, by client. A client that has not trained is missing.
-        """
         raise NotImplementedError
 
     def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:

@@ -16,7 +16,7 @@ import numpy as np
 
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, ClientRecord, LossSampler, UniformSampler
+from gcfed.utils.checked import Count, checked
 from gcfed.utils.refusal import Refusal
 
 
@@ -40,13 +40,28 @@ class Turn(NamedTuple):
     seconds: float
 
 
-@dataclass
-class Schedule:
-    """Synchronous rounds. Each ends when the last client that counts has answered.
-
-    A client that drops out is missed when it would have answered.
+class ClientRecord(NamedTuple):
+    """What the server knows of a client that has trained.
 
     Attributes:
+        loss: mean training loss of its last round.
+        round_index: of this round.
+        samples: number of its training samples.
+        seconds: how long it took.
+    """
+
+    loss: float
+    round_index: int
+    samples: int
+    seconds: float
+
+
+@dataclass
+class Schedule:
+    """The timetable of a run.
+
+    Attributes:
+        sampler: the rule of participation.
         planned: clients ``[K]`` → their planned numbers of local steps, ``[K]``.
         sizes: clients ``[K]`` → their numbers of samples, ``[K]``.
         download_bytes, upload_bytes: size of a client's messages in the last round; before the
@@ -56,7 +71,7 @@ class Schedule:
         late: whether clients may have older downloads than the round's.
     """
 
-    sampler: UniformSampler
+    sampler: Participation
     faults: Faults
     clock: Clock
     num_clients: int
@@ -78,7 +93,7 @@ class Schedule:
     @property
     def hears_losses(self) -> bool:
         """Whether the cohorts depend on the clients' losses."""
-        return isinstance(self.sampler, LossSampler)
+        return self.sampler.hears_losses
 
     def versions_in_use(self, round_index: int) -> set[int]:
         """The versions whose answers this turn or a later one may use."""
@@ -86,16 +101,8 @@ class Schedule:
 
     def validate(self) -> None:
         """Raises Refusal for settings that do not work together; called before round one."""
-        preferred = getattr(self.sampler, "preferred", None)
-        if preferred is not None and not self.timed:
-            raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")
         if self.clock.available is None:
             return
-        if type(self.sampler) not in (UniformSampler, Buffered):
-            raise Refusal(
-                "participation.clock.available combines with participation=uniform and buffered"
-                f" only: {type(self.sampler).__name__} draws among all clients."
-            )
         enough = 1 if self.late else self.sampler.per_round
         self.clock.require_enough(self.num_clients, enough, self.seed)
 
@@ -107,70 +114,7 @@ class Schedule:
     # -------------------------------------------------------------------------------------- turns
     def turn(self, round_index: int) -> Turn:
         """The turn of this round, which follows the last one."""
-        drawn = self._draw(round_index)
-        comes, times = self.ask(drawn, round_index)
-        self._durations = dict(zip(drawn.tolist(), times.tolist(), strict=True))
-        is_used = comes
-        waits = times
-        if self.faults.extra:
-            wanted = self.faults.used(self.sampler.per_round)
-            is_used = _first_to_answer(drawn, comes, times, wanted)
-            if is_used.sum() == wanted:
-                waits = times[is_used]  # the server does not wait for the others
-        self.seconds += float(waits.max(initial=0.0))
-        clients = drawn[is_used]
-        return Turn(
-            clients=clients,
-            versions=np.full(len(clients), round_index),
-            num_asked=len(drawn),
-            num_lost=len(drawn) - len(clients),
-            num_too_late=0,
-            seconds=self.seconds,
-        )
-
-    def _draw(self, round_index: int) -> np.ndarray:
-        """The clients that are asked in this round, ascending.
-
-        Raises Refusal if a user's sampler draws anything but distinct clients.
-        """
-        if isinstance(self.sampler, LossSampler):
-            drawn = self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
-            return self._cohort(drawn, self.num_clients)
-        if self.clock.available is None:
-            drawn = self.sampler(round_index, self.num_clients, self.seed)
-            return self._cohort(drawn, self.num_clients)
-        everyone = np.ones(self.num_clients, bool)
-        self.seconds = self.clock.next_available(
-            self.seconds, everyone, self.sampler.per_round, self.seed
-        )
-        available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
-        clients = np.flatnonzero(available)
-        drawn = self.sampler(round_index, len(clients), self.seed)
-        return clients[self._cohort(drawn, len(clients))]
-
-    def _cohort(self, drawn: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
-        """The ids that a sampler has drawn, int64 ``[K]``, ascending.
-
-        Raises Refusal if they are no whole numbers from 0 to ``num_clients`` − 1, or not
-        distinct.
-        """
-        clients = np.asarray(drawn)
-        are_ids = clients.ndim == 1 and (clients.dtype.kind in "iu" or len(clients) == 0)
-        if not are_ids or ((clients < 0) | (clients >= num_clients)).any():
-            raise Refusal(
-                f"{self._sampler} must draw ids from 0 to {num_clients - 1}, and has drawn {drawn}."
-            )
-        clients = np.sort(clients)
-        if (clients[1:] == clients[:-1]).any():
-            raise Refusal(
-                f"{self._sampler} has drawn a client twice: {clients.tolist()}. Draw without"
-                " replacement."
-            )
-        return clients.astype(np.int64)
-
-    @property
-    def _sampler(self) -> str:
-        return f"participation.sampler={type(self.sampler).__name__}"
+        raise NotImplementedError
 
     def ask(self, clients: np.ndarray, version: int) -> tuple[np.ndarray, np.ndarray]:
         """Whether these clients answer the download of round ``version``, and after how many
@@ -214,6 +158,162 @@ class Schedule:
         self.known = {
             client: ClientRecord(*fields) for client, fields in state_dict["known"].items()
         }
+
+
+@dataclass
+class Rounds(Schedule):
+    """Synchronous rounds: the timetable of a :class:`Sampler`. Each ends when the last client that
+    counts has answered.
+
+    A client that drops out is missed when it would have answered.
+    """
+
+    sampler: Sampler
+
+    def validate(self) -> None:
+        preferred = getattr(self.sampler, "preferred", None)
+        if preferred is not None and not self.timed:
+            raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")
+        if self.clock.available is not None and not self.sampler.draws_among_any:
+            raise Refusal(
+                "participation.clock.available combines with participation=uniform and buffered"
+                f" only: {type(self.sampler).__name__} draws among all clients."
+            )
+        super().validate()
+
+    def turn(self, round_index: int) -> Turn:
+        drawn = self._draw(round_index)
+        comes, times = self.ask(drawn, round_index)
+        self._durations = dict(zip(drawn.tolist(), times.tolist(), strict=True))
+        is_used = comes
+        waits = times
+        if self.faults.extra:
+            wanted = self.faults.used(self.sampler.per_round)
+            is_used = _first_to_answer(drawn, comes, times, wanted)
+            if is_used.sum() == wanted:
+                waits = times[is_used]  # the server does not wait for the others
+        self.seconds += float(waits.max(initial=0.0))
+        clients = drawn[is_used]
+        return Turn(
+            clients=clients,
+            versions=np.full(len(clients), round_index),
+            num_asked=len(drawn),
+            num_lost=len(drawn) - len(clients),
+            num_too_late=0,
+            seconds=self.seconds,
+        )
+
+    def _draw(self, round_index: int) -> np.ndarray:
+        """The clients that are asked in this round, ascending.
+
+        Raises Refusal if a user's sampler draws anything but distinct clients.
+        """
+        if self.clock.available is None:
+            drawn = self.sampler.choose(round_index, self.num_clients, self.seed, self.known)
+            return self._cohort(drawn, self.num_clients)
+        everyone = np.ones(self.num_clients, bool)
+        self.seconds = self.clock.next_available(
+            self.seconds, everyone, self.sampler.per_round, self.seed
+        )
+        available = self.clock.is_available(self.seconds, self.num_clients, self.seed)
+        clients = np.flatnonzero(available)
+        drawn = self.sampler.choose(round_index, len(clients), self.seed, self.known)
+        return clients[self._cohort(drawn, len(clients))]
+
+    def _cohort(self, drawn: Sequence[int] | np.ndarray, num_clients: int) -> np.ndarray:
+        """The ids that a sampler has drawn, int64 ``[K]``, ascending.
+
+        Raises Refusal if they are no whole numbers from 0 to ``num_clients`` − 1, or not
+        distinct.
+        """
+        clients = np.asarray(drawn)
+        are_ids = clients.ndim == 1 and (clients.dtype.kind in "iu" or len(clients) == 0)
+        if not are_ids or ((clients < 0) | (clients >= num_clients)).any():
+            raise Refusal(
+                f"{self._sampler} must draw ids from 0 to {num_clients - 1}, and has drawn {drawn}."
+            )
+        clients = np.sort(clients)
+        if (clients[1:] == clients[:-1]).any():
+            raise Refusal(
+                f"{self._sampler} has drawn a client twice: {clients.tolist()}. Draw without"
+                " replacement."
+            )
+        return clients.astype(np.int64)
+
+    @property
+    def _sampler(self) -> str:
+        return f"participation.sampler={type(self.sampler).__name__}"
+
+
+@checked
+@dataclass(frozen=True)
+class Participation:
+    """A rule of who is asked when, which makes the timetable of a run.
+
+    Attributes:
+        per_round: number of clients whose uploads a step of the server uses, and the reserve
+            clients of ``faults.extra``; with PoissonSampler the mean number.
+        timetable: the class of its schedules.
+        hears_losses: whether it chooses clients by the losses of their last training.
+    """
+
+    per_round: Count
+    timetable: ClassVar[type[Schedule]]
+    hears_losses: ClassVar[bool] = False
+
+    def validate(self, num_clients: int) -> None:
+        """Raises Refusal if this rule cannot choose from ``num_clients`` clients; called before the
+        first round.
+        """
+        if self.per_round > num_clients:
+            drawn = f"participation.per_round={self.per_round}"
+            raise Refusal(
+                f"{drawn} exceeds participation.num_clients={num_clients}: lower it (or"
+                " faults.extra)."
+            )
+
+    @property
+    def most(self) -> int:
+        """The largest number of clients of a round."""
+        return self.per_round
+
+    def schedule(
+        self,
+        faults: Faults,
+        clock: Clock,
+        num_clients: int,
+        seed: int,
+        planned: Callable[[np.ndarray], np.ndarray],
+        sizes: Callable[[np.ndarray], np.ndarray],
+    ) -> Schedule:
+        """The timetable of a run; the arguments are those of :class:`Schedule`."""
+        return self.timetable(self, faults, clock, num_clients, seed, planned, sizes)
+
+
+class Sampler(Participation):
+    """Draws the clients of each round."""
+
+    timetable = Rounds
+
+    @property
+    def draws_among_any(self) -> bool:
+        """Whether it draws as well among those clients that can be asked at a time."""
+        return False
+
+    def choose(
+        self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]
+    ) -> np.ndarray:
+        """The ids of the cohort, int64 ``[K]``, ascending and distinct.
+
+        Args:
+            known: what the server knows, by client, if the sampler ``hears_losses``. A client that
+                has not trained is missing.
+        """
+        return self(round_index, num_clients, seed)
+
+    def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:
+        """The ids of the cohort, without the losses."""
+        raise NotImplementedError
 
 
 def _first_to_answer(

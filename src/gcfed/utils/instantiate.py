@@ -19,7 +19,7 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.utils.checked import SettingError, refuse_wrong_types
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import Refusal, message_of
-from gcfed.utils.renamed import MODULES
+from gcfed.utils.renamed import name_today
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
@@ -91,10 +91,10 @@ def target_of(node: DictConfig) -> Any:
 
 
 def _refuse_earlier_name(key: str, target: str) -> None:
-    """Raises BuildError if the module of a target has another name now."""
-    module, _, name = target.rpartition(".")
-    if module in MODULES:
-        raise BuildError(f"{key}={target} is now {MODULES[module]}.{name}.")
+    """Raises BuildError for the name of an earlier version."""
+    today = name_today(target)
+    if today is not None:
+        raise BuildError(f"{key}={target} is now {today}.")
 
 
 def _refuse_unknown_name(key: str, target: str) -> None:

@@ -6,7 +6,9 @@ from typing import Self
 
 from gcfed.utils.refusal import Refusal
 
-#: Modules that have another name now: the earlier name → the name of today.
+#: Classes that are in another module now: the earlier name → the name of today.
+CLASSES = {"gcfed.data.sampling.Buffered": "gcfed.participation.buffered.Buffered"}
+#: Modules that have another name now.
 MODULES = {
     "gcfed.data.buffered": "gcfed.participation.buffered",
     "gcfed.data.clock": "gcfed.participation.clock",
@@ -14,6 +16,14 @@ MODULES = {
     "gcfed.data.sampling": "gcfed.participation.sampling",
     "gcfed.data.schedule": "gcfed.participation.schedule",
 }
+
+
+def name_today(target: str) -> str | None:
+    """Today's name of a class of an earlier version; None for any other name."""
+    if target in CLASSES:
+        return CLASSES[target]
+    module, _, name = target.rpartition(".")
+    return f"{MODULES[module]}.{name}" if module in MODULES else None
 
 
 class Renamed:

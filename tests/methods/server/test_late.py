@@ -25,10 +25,11 @@ from gcfed.federated.parts import ClientPart
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.server.staleness import FedAsync, FedBuff
-from gcfed.participation.buffered import schedule_of
+from gcfed.participation.buffered import Buffered
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, ClientRecord, Oort, PowerOfChoice, UniformSampler
+from gcfed.participation.sampling import Oort, PowerOfChoice, UniformSampler
+from gcfed.participation.schedule import ClientRecord
 from gcfed.run import train
 from gcfed.utils.rng import generator
 
@@ -60,8 +61,7 @@ LIMITS = sorted({*ALGORITHMS} - REFUSED - {*LATE})
 def timetable(sampler, faults=None, steps=range(1, 7), seed=1, **clock):
     """The schedule of clients with these numbers of steps."""
     planned = np.array(steps)
-    return schedule_of(
-        sampler,
+    return sampler.schedule(
         faults or Faults(),
         Clock(**clock),
         len(planned),

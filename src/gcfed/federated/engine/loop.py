@@ -31,11 +31,9 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.federated.state.versioned_files import SENT
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import is_recurrent
-from gcfed.participation.buffered import schedule_of
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import UniformSampler
-from gcfed.participation.schedule import Schedule
+from gcfed.participation.schedule import Participation, Schedule
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -49,7 +47,7 @@ class FederatedLoop(Callback):
     The parts of methods are those callbacks of the trainer that are a :class:`Part`.
     """
 
-    sampler: UniformSampler
+    sampler: Participation
     solver: LocalSolver
     aggregator: Aggregator
     rounds: int  # R, the number of communication rounds
@@ -183,8 +181,7 @@ class FederatedLoop(Callback):
 
     def _make_schedule(self, data: Any) -> Schedule:
         """The run's timetable. Raises Refusal if a setting of it cannot work."""
-        schedule = schedule_of(
-            self.sampler,
+        schedule = self.sampler.schedule(
             self.faults,
             self.clock,
             data.num_clients,

@@ -12,8 +12,7 @@ from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import Buffered, UniformSampler
-from gcfed.participation.schedule import Schedule, Turn
+from gcfed.participation.schedule import Participation, Schedule, Turn
 
 NO_FAULTS = Faults()
 #: The columns of every run, besides those of its test and of its parts.
@@ -33,7 +32,7 @@ COLUMNS_OF_EVERY_RUN = (
 
 
 def columns_of_run(
-    sampler: UniformSampler, faults: Faults, clock: Clock, *, remote: bool
+    sampler: Participation, faults: Faults, clock: Clock, *, remote: bool
 ) -> list[str]:
     """The columns of what can happen in a run, without columns of the test and of methods.
 
@@ -41,7 +40,7 @@ def columns_of_run(
         remote: whether clients run on other machines.
     """
     columns = [*COLUMNS_OF_EVERY_RUN]
-    is_late = isinstance(sampler, Buffered)
+    is_late = sampler.timetable.late
     has_faults = faults != NO_FAULTS
     if has_faults or remote:
         columns.append("train/dropped_clients")

@@ -25,7 +25,7 @@ from gcfed.models.facts import two_zeros
 from gcfed.models.order import ForwardOrder, order_for_gc
 from gcfed.optim.partial import probe_optimizer
 from gcfed.participation.faults import Faults
-from gcfed.participation.sampling import UniformSampler
+from gcfed.participation.schedule import Participation
 
 
 class Order(IntEnum):
@@ -179,12 +179,12 @@ class Setup:
         module: the global model and its server optimizer.
         parts: of all methods of the run, in the order of their hooks.
         rounds: R, the number of communication rounds.
-        sampler: draws the cohorts, and the reserve clients of ``faults.extra``.
+        sampler: the rule of participation.
         transport: carries messages (``federated/engine/simulation.py``). A server part may ask it
             what clients would send.
     """
 
-    sampler: UniformSampler
+    sampler: Participation
     faults: Faults
     solver: LocalSolver
     aggregator: Aggregator

@@ -11,7 +11,7 @@ from functools import cache
 from lightning.pytorch import Callback
 
 from gcfed.federated.parts import ClientPart, Fact, Order, Part, ServerPart, Setup
-from gcfed.participation.sampling import Buffered
+from gcfed.participation.buffered import Buffered
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal

@@ -19,7 +19,7 @@ from typing import Literal
 
 from gcfed.federated.parts import Fact, Order, Params, Round, ServerPart, Setup, Upload
 from gcfed.methods.requirements import mean_aggregator, plain_server
-from gcfed.participation.sampling import Buffered
+from gcfed.participation.buffered import Buffered
 from gcfed.utils.checked import PositiveShare, Weight, Whole, checked
 from gcfed.utils.refusal import Refusal
 
