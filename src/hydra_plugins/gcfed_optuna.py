@@ -50,6 +50,7 @@ class OptunaSweeper(Sweeper):
         """Raises Refusal before any run if a setting cannot work or the folder holds another
         search.
         """
+        from gcfed.assemble import check_buildable, declared_result  # torch
         from gcfed.folders.measures import check_direction, check_judges, parse
         from gcfed.search import (
             folder_name,
@@ -75,18 +76,11 @@ class OptunaSweeper(Sweeper):
         cfg = self.load(self.cfg, common)
         drawn = [f"{key}={some_value(distribution)}" for key, distribution in space.items()]
         trial = self.load(self.cfg, [*common, *drawn])
-        if "task" in trial:
-            from gcfed.assemble import check_buildable  # torch
-
-            with open_dict(trial):
-                trial.pop("hydra", None)
-                trial.paths.output_dir = str(root)
-            check_buildable(trial).require_measure(metric, f"optimized_metric={metric}")
-        if "methods" in cfg:
-            from gcfed.assemble import declared_result
-
-            result = declared_result(cfg)
-            check_judges(measure.column, result, f"optimized_metric={metric}")
+        with open_dict(trial):
+            trial.pop("hydra", None)
+            trial.paths.output_dir = str(root)
+        check_buildable(trial).require_measure(metric, f"optimized_metric={metric}")
+        check_judges(measure.column, declared_result(cfg), f"optimized_metric={metric}")
         with locked_search(root, "one process does it, n_jobs trials at once"):
             study = open_study(root, cfg, space, metric, self.direction, self.storage)
             left = self.n_trials - number_of_ended(study)

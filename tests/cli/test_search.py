@@ -4,7 +4,9 @@ A stopped search continues without a difference.
 """
 
 import re
+from contextlib import ExitStack
 from pathlib import Path
+from unittest.mock import patch
 
 import pandas as pd
 import pytest
@@ -16,6 +18,7 @@ from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
 from gcfed.folders.lock import locked
+from gcfed.folders.written import Written
 from gcfed.search import space_of
 from gcfed.utils.resolvers import CONFIGS
 from hydra_plugins.gcfed_optuna import OptunaSweeper
@@ -41,9 +44,8 @@ def plain(config, overrides):
 
     Reading the files of Hydra's config would take long.
     """
-    return OmegaConf.from_dotlist(
-        ["seed=1", "rounds=1", "eval_every=1", "client.optimizer.lr=0.01", *overrides]
-    )
+    few = "seed=1 rounds=1 eval_every=1 client.optimizer.lr=0.01 paths.output_dir=run"
+    return OmegaConf.from_dotlist([*few.split(), *overrides])
 
 
 def whole(config, overrides):
@@ -97,7 +99,13 @@ def go(folder, launcher, *arguments, metric=METRIC, load=plain, **settings):
     )
     sweeper.load = load
     sweeper.launch = launcher.launch
-    sweeper.sweep([*arguments])
+    with ExitStack() as patches:
+        if load is not whole:
+            anything = Written((), is_open=True)
+            patches.enter_context(patch("gcfed.assemble.check_buildable", lambda cfg: anything))
+        if load is plain:
+            patches.enter_context(patch("gcfed.assemble.declared_result", lambda cfg: ""))
+        sweeper.sweep([*arguments])
 
 
 def trials(folder):

@@ -83,4 +83,6 @@ def go(monkeypatch, tmp_path, trainer, node, *words, name="try"):
     if trainer.compose is not whole:
         monkeypatch.setattr(running, "check", partial(OmegaConf.to_container, resolve=True))
         monkeypatch.setattr(running, "check_cells", lambda *_: None)
+    if trainer.compose is plain:
+        monkeypatch.setattr("gcfed.assemble.declared_result", lambda cfg: "")
     return command.main([str(path), *words])

@@ -174,16 +174,15 @@ def _cell_search(search: Search, job: Job, root: Path) -> CellSearch:
 
 def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     """Raises Refusal if the trials cannot run, or if the search cannot choose for the runs."""
+    from gcfed.assemble import declared_result  # torch
+
     drawn = [f"{key}={some_value(space)}" for key, space in one.space.items()]
     trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
     work = running.composed_work(trial, one.folder)
     key = f"search.metric={search.metric}"
     running.check_cells([work], {trial.cell: {search.metric: key}})
     key = f"{one.cell}: {key}"
-    if "methods" in one.cfg:
-        from gcfed.assemble import declared_result  # torch
-
-        check_judges(parse(search.metric).column, declared_result(one.cfg), key)
+    check_judges(parse(search.metric).column, declared_result(one.cfg), key)
     both = {*(search.seeds or [one.cfg.seed])} & run_seeds
     if both:
         raise Refusal(
