@@ -22,8 +22,8 @@ from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, 
 from gcfed.folders.measures import measure_of_last, parse, smooth, value, window_of
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
+from gcfed.folders.run_columns import require_measured
 from gcfed.folders.versions import mixed_versions
-from gcfed.folders.written import require_measured
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import job
@@ -147,7 +147,9 @@ def compare(
     names = _folder_names(configs, seeds)
     composed_configs = {method: _config(method, given) for method, given in configs.items()}
     logs = next(iter(composed_configs.values())).paths.log_dir
-    root = Path(folder or Path(logs, "compare", job() or f"{datetime.now():{NOW}}")).absolute()
+    if not folder:
+        folder = Path(logs, "compare", job() or f"{datetime.now():{NOW}}")
+    root = Path(folder).absolute()
     folders = {
         (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in names
     }

@@ -18,8 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.callbacks.monitored import check_monitors
-from gcfed.callbacks.written import written_by
+from gcfed.callbacks.columns import check_monitors, columns_of_parts
 from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.datamodule import DATASET, FederatedDataModule
@@ -30,7 +29,7 @@ from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result
 from gcfed.federated.parts.part import AGGREGATOR_METHODS
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.identity import digest
-from gcfed.folders.written import Written
+from gcfed.folders.run_columns import RunColumns
 from gcfed.methods.personal.local_norm import LocalNorm
 from gcfed.methods.subspace.adapters import AVERAGES
 from gcfed.models.build import build_net
@@ -119,7 +118,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     users_callbacks = build_all(cfg, "callbacks", Callback)
     callbacks: list[Callback] = [loop, *methods, *metrics, *users_callbacks]
     loop.bind(callbacks, data, module)
-    written = written_by(
+    written = columns_of_parts(
         loop,
         module.task,
         callbacks,
@@ -133,7 +132,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     return Assembly(module, data, loop, methods, callbacks, result)
 
 
-def check_buildable(cfg: DictConfig) -> Written:
+def check_buildable(cfg: DictConfig) -> RunColumns:
     """Checks the settings of a run, and builds what needs no data. Returns what the run writes.
 
     Several runs are checked so before the first one begins.
@@ -144,7 +143,7 @@ def check_buildable(cfg: DictConfig) -> Written:
     return build_without_data(cfg)
 
 
-def build_without_data(cfg: DictConfig) -> Written:
+def build_without_data(cfg: DictConfig) -> RunColumns:
     """Builds what of a run needs no data, and drops it. Returns what the run writes.
 
     Raises Refusal if something cannot be built.
@@ -158,7 +157,7 @@ def build_without_data(cfg: DictConfig) -> Written:
     loop = build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
     metrics = parts_of(build_all(cfg, "metrics"))
     callbacks = build_all(cfg, "callbacks", Callback)
-    written = written_by(
+    written = columns_of_parts(
         loop,
         task,
         [*build_methods(cfg), *metrics, *callbacks],

@@ -18,7 +18,7 @@ from omegaconf import OmegaConf
 from run_folders import accuracies, write_run
 
 from gcfed.folders.lock import locked
-from gcfed.folders.written import Written
+from gcfed.folders.run_columns import RunColumns
 from gcfed.search import space_of
 from gcfed.utils.resolvers import CONFIGS
 from hydra_plugins.gcfed_optuna import OptunaSweeper
@@ -101,7 +101,7 @@ def go(folder, launcher, *arguments, metric=METRIC, load=plain, **settings):
     sweeper.launch = launcher.launch
     with ExitStack() as patches:
         if load is not whole:
-            anything = Written((), is_open=True)
+            anything = RunColumns((), is_open=True)
             patches.enter_context(patch("gcfed.assemble.check_buildable", lambda cfg: anything))
         if load is plain:
             patches.enter_context(patch("gcfed.assemble.declared_result", lambda cfg: ""))

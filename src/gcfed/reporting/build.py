@@ -17,7 +17,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from gcfed.folders.folder import STATES, Run, find_runs
 from gcfed.folders.measures import parse, value
-from gcfed.folders.written import require_measured
+from gcfed.folders.run_columns import require_measured
 from gcfed.reporting.frame import frame_of, search_of
 from gcfed.reporting.tables import Sheet, all_runs, comparison, harmless, targets
 from gcfed.reporting.verdict import Verdict, judge

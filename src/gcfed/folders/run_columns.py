@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Written:
+class RunColumns:
     """What a run writes."""
 
     columns: Sequence[str]

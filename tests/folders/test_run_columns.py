@@ -15,7 +15,7 @@ from gcfed.folders.columns import (
     matches,
     numbers_of,
 )
-from gcfed.folders.written import Written
+from gcfed.folders.run_columns import RunColumns
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.run import train
 
@@ -148,7 +148,7 @@ def test_what_a_users_part_writes(part, columns):
     assert part().known_columns == columns
 
 
-WRITTEN = Written(("test/acc", "test/loss", "round", "comm/up_bytes", "gc/rho/*"))
+WRITTEN = RunColumns(("test/acc", "test/loss", "round", "comm/up_bytes", "gc/rho/*"))
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_refusal_says_what_helps(column, rest):
     ],
 )
 def test_a_remedy_that_is_set_is_not_suggested(column, rest):
-    written = Written(("late/mean", "late/max", "val/loss", "val/rmse"))
+    written = RunColumns(("late/mean", "late/max", "val/loss", "val/rmse"))
     with refuses(f"never writes {column}{rest}$"):
         written.require(column, "monitor")
 
@@ -189,7 +189,7 @@ def test_what_is_written_is_not_refused():
         WRITTEN.require(column, "monitor")
     for number in ("test/acc_best", "test/loss_best", "acc_diff/std", "partition/hellinger"):
         WRITTEN.require_measure(number, "measure")
-    Written((), is_open=True).require("mine/score", "monitor")
+    RunColumns((), is_open=True).require("mine/score", "monitor")
 
 
 @pytest.mark.parametrize(

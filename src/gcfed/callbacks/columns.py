@@ -1,26 +1,27 @@
-"""Which columns the parts of a run write."""
+"""Which columns the parts of a run write, and whether callbacks watch one of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
 from gcfed.callbacks.after_round import SmoothedAccuracy
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.parts import ServerPart
-from gcfed.folders.written import Written
+from gcfed.folders.run_columns import RunColumns
 from gcfed.tasks import Task
 
 
-def written_by(
+def columns_of_parts(
     loop: FederatedLoop,
     task: Task,
     callbacks: Iterable[Callback],
     *,
     has_validation: bool,
     has_client_tests: bool,
-) -> Written:
+) -> RunColumns:
     """What a run of these parts writes.
 
     Args:
@@ -44,4 +45,14 @@ def written_by(
             columns += known
     if not has_client_tests:
         columns = [column for column in columns if not column.startswith("personal/")]
-    return Written(tuple(dict.fromkeys(columns)), is_open)
+    return RunColumns(tuple(dict.fromkeys(columns)), is_open)
+
+
+def check_monitors(callbacks: Iterable[Callback], written: RunColumns) -> None:
+    """Raises Refusal if best.ckpt or early stopping watches a column that the run never writes.
+
+    If a part may write any column, those are looked for after the first test, too.
+    """
+    for callback in callbacks:
+        if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
+            written.require(callback.monitor, f"monitor={callback.monitor}")
