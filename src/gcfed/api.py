@@ -26,7 +26,7 @@ from gcfed.folders.run_columns import require_measured
 from gcfed.folders.versions import mixed_versions
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
-from gcfed.utils.machine import job
+from gcfed.utils.machine import launch_folder
 from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import LOGS
@@ -148,7 +148,7 @@ def compare(
     composed_configs = {method: _config(method, given) for method, given in configs.items()}
     logs = next(iter(composed_configs.values())).paths.log_dir
     if not folder:
-        folder = Path(logs, "compare", job() or f"{datetime.now():{NOW}}")
+        folder = Path(logs, "compare", launch_folder() or f"{datetime.now():{NOW}}")
     root = Path(folder).absolute()
     folders = {
         (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in names

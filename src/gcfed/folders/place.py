@@ -29,7 +29,7 @@ from gcfed.folders.identity import (
 )
 from gcfed.folders.reading import read_yaml
 from gcfed.utils.compose import is_override
-from gcfed.utils.machine import job, leads
+from gcfed.utils.machine import launch_folder, leads
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import register
 
@@ -43,7 +43,7 @@ def with_folder(cfg: DictConfig) -> DictConfig:
     """
     chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
     folder = Path(cfg.paths.output_dir).absolute()
-    if chosen and cfg.ckpt_path is None and job() is None and leads():
+    if chosen and cfg.ckpt_path is None and launch_folder() is None and leads():
         folder = new_folder(folder)
     cfg = deepcopy(cfg)
     cfg.paths.output_dir = str(folder)
@@ -152,7 +152,7 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
             return str(folder)
     elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
         return str(Path(ckpt_path).parent.parent)
-    return str(Path(base) / (job() or _folder_name(now, changed)))
+    return str(Path(base) / (launch_folder() or _folder_name(now, changed)))
 
 
 def _folder_name(now: str, changed: str) -> str:

@@ -90,7 +90,7 @@ def launched() -> tuple[str, int, int] | None:
     return name, machines, processes // machines
 
 
-def job() -> str | None:
+def launch_folder() -> str | None:
     """The name of the folder that all processes of a run share; None for a run of one command."""
     launch = launched()
     if launch is None:
