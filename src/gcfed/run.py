@@ -34,6 +34,7 @@ from gcfed.checkpoints.reading import (
     load_weights,
     require_fitting,
     resume,
+    warn_of_other_scaling,
 )
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.blame import blamed
@@ -171,7 +172,8 @@ def _fit_and_finish(
         _show_partition(folder / "partition.png", assembly, held, trainer, resumed_after)
     _fit(assembly, trainer, folder, checkpoint, resumed_after)
     if leads:
-        export(folder, assembly.module.net, trainer.global_step)
+        scaling = assembly.data.scaling_of_inputs
+        export(folder, assembly.module.net, trainer.global_step, scaling)
         _summarize(cfg, folder, assembly, record, trainer, held)
 
 
@@ -296,6 +298,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     with blamed(module.net, module.task, "before the test"):
         set_traits(module, data, stack=1)
     module.net.load_state_dict(require_fitting(module, tensors, Path(cfg.ckpt_path)))
+    warn_of_other_scaling(Path(cfg.ckpt_path), data.scaling_of_inputs)
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",

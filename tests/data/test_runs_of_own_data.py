@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F
 from plain import SETTING, Plain, run
 
+from gcfed.run import evaluate, train
 from gcfed.tasks import Task
 
 ROUNDS = 3
@@ -302,3 +303,26 @@ def test_a_regression_on_two_targets(config, tmp_path):
         ]
         name = f"personal/{kind}_mean_absolute_error"
         assert written[name] == pytest.approx(np.mean(found), rel=1e-6)
+
+
+@pytest.mark.parametrize("shape", [(4,), (1, 6, 6)])
+def test_a_shared_model_is_not_tested_with_another_scaling_in_silence(
+    config, tmp_path, caplog, shape
+):
+    """The means of the training samples depend on which samples clients hold out."""
+    rng = np.random.default_rng(9)
+    y = rng.integers(0, 2, 60)
+    x = rng.normal(5, 2, (60, *shape)) + y.reshape(-1, *[1] * len(shape))
+    if len(shape) > 1:
+        x = (20 * x).clip(0, 255).astype(np.uint8)
+    np.savez(tmp_path / "own.npz", x=x, y=y)
+    words = ["data=arrays", f"data.path={tmp_path / 'own.npz'}", "model.hidden=[5]", "gc=none"]
+    words += ["participation.num_clients=3", "participation.per_round=2", "partition=iid"]
+    result = train(config(*words, "rounds=2", "data.client_test=0.4", folder=tmp_path / "run"))
+    model = f"ckpt_path={tmp_path / 'run/global_model.safetensors'}"
+    same = evaluate(config(*words, model, "data.client_test=0.4"))
+    assert same["test/loss"] == result.metrics["test/loss"]
+    assert "scaled the inputs" not in caplog.text
+    other = evaluate(config(*words, model))
+    assert other["test/loss"] != same["test/loss"]
+    assert "its run scaled the inputs or targets by other numbers" in caplog.text

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import zipfile
@@ -296,6 +297,34 @@ def load_weights(path: str) -> tuple[dict[str, Tensor], int]:
         raise Refusal(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"
         ) from error
+
+
+def warn_of_other_scaling(path: Path, scaling: Mapping[str, Sequence[float]]) -> None:
+    """Warns if the run that exported a model scaled its inputs by other numbers than these.
+
+    Own data are scaled by the means and deviations of the training samples, which depend on the
+    run's settings. Models of earlier versions do not tell them.
+    """
+    if path.suffix != EXPORT.suffix:
+        return
+    with naming(path), safe_open(path, "pt") as file:
+        text = (file.metadata() or {}).get("scaling", "{}")
+    try:
+        theirs = {name: np.array(values, float) for name, values in json.loads(text).items()}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        theirs = {}
+    for name in sorted(theirs.keys() & scaling.keys()):
+        ours = np.array(scaling[name], float)
+        if ours.shape == theirs[name].shape and np.allclose(ours, theirs[name], 1e-4, 1e-6):
+            continue
+        log.warning(
+            "ckpt_path=%s: its run scaled the inputs or targets by other numbers (%s) than these"
+            " settings give, so the test differs. Set seed, data.client_test, data.limit_train and"
+            " data.validation as in its run",
+            path,
+            name,
+        )
+        return
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:

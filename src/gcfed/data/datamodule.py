@@ -19,7 +19,7 @@ from pydantic import BeforeValidator, Field
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from gcfed.data.augment import AutoTransform
+from gcfed.data.augment import AutoTransform, ImageTransform
 from gcfed.data.base import FLOATS, FederatedDataset, Split
 from gcfed.data.dealing import held_out
 from gcfed.data.distances import feature_distance
@@ -234,6 +234,14 @@ class FederatedDataModule(LightningDataModule):
     def is_text(self) -> bool:
         """Whether the samples are tokens."""
         return len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
+
+    @property
+    def scaling_of_inputs(self) -> dict[str, list[float]]:
+        """The means and deviations that scale the network's inputs, and targets of a regression."""
+        scaling = {name: values.tolist() for name, values in self.scaling.items()}
+        if isinstance(self.transform, ImageTransform):
+            scaling |= {"mean": list(self.transform.mean), "std": list(self.transform.std)}
+        return scaling
 
     def to_device(
         self, device: torch.device, dtype: torch.dtype, memory_format: torch.memory_format

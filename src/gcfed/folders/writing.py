@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,8 +77,14 @@ def _save_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
 
-def export(folder: Path, net: nn.Module, round_number: int) -> None:
-    """Writes the global model after this round, and its adapters if it has some."""
+def export(
+    folder: Path, net: nn.Module, round_number: int, scaling: Mapping[str, Sequence[float]]
+) -> None:
+    """Writes the global model after this round, and its adapters if it has some.
+
+    Args:
+        scaling: the means and deviations that scale its inputs.
+    """
     state = {}
     for name, t in net.state_dict().items():
         if isinstance(t, torch.Tensor):  # a module's extra state may be anything
@@ -85,5 +92,6 @@ def export(folder: Path, net: nn.Module, round_number: int) -> None:
             state[name] = t.to("cpu", copy=True, memory_format=torch.contiguous_format)
     metadata = {"round": str(round_number)}
     with replacing(folder / EXPORT) as temporary:
-        temporary.write_bytes(save(state, metadata=metadata))
+        of_model = metadata | {"scaling": json.dumps(scaling)}
+        temporary.write_bytes(save(state, metadata=of_model))
     save_adapters(net, folder, metadata)
