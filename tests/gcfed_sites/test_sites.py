@@ -599,7 +599,7 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
         ({}, {"lr": float("inf")}, "the server's learning rate=inf"),
         ({}, {"seed": -1}, "the server's seed=-1"),
         ({}, {"round": "../../other/x"}, "the server's round=../../other/x"),
-        ({}, {"model": model | {"x": model[bias]}}, "x is torch"),
+        ({}, {"broadcast_model": model | {"x": model[bias]}}, "x is torch"),
     ):
         message = pack(vars(download) | changes)
         assert sentence in answered(site, "fit", question | asked, message)["failure"]
