@@ -155,23 +155,45 @@ def test_lightnings_own_callbacks_see_each_test(config, tmp_path):
 
 
 class Timer(Callback):
-    """Ends a run in a round without a test, as Lightning's ``Timer`` may."""
+    """Ends a run after round 4, as Lightning's ``Timer`` may."""
 
     def on_train_batch_end(self, trainer, *_):
-        trainer.should_stop = trainer.global_step == 4
+        trainer.should_stop = trainer.should_stop or trainer.global_step == 4
 
 
-def test_the_last_model_is_tested_if_a_callback_ends_the_run(config, tmp_path):
-    timer = f"+callbacks.timer._target_={__name__}.Timer"
-    result = train(config(*FAST, "rounds=8", "eval_every=3", timer, folder=tmp_path))
-    assert [row["round"] for row in read_rows(tmp_path / "metrics.csv") if "test/loss" in row] == [
-        3,
-        4,
-    ]
-    tested = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'global_model.safetensors'}"))
-    assert tested["test/loss"] == pytest.approx(result.frame["test/loss"][4], rel=1e-6)
-    assert result.metrics == read_rows(tmp_path / "metrics.csv")[-1]
+TIMER = f"+callbacks.timer._target_={__name__}.Timer"
+
+
+def test_a_run_that_a_callback_ends_has_all_measurements_in_its_last_row(config, tmp_path):
+    """Round 4 has no test, so round 5 is the last one. Every row of a test has the same columns."""
+    words = (*FAST, "rounds=8", "eval_every=3", "metrics=classes")
+    result = train(config(*words, TIMER, folder=tmp_path))
+    rows = read_rows(tmp_path / "metrics.csv")
+    tested = [row for row in rows if "test/loss" in row]
+    assert len(rows) == 5
+    assert [row["round"] for row in tested] == [3, 5]
+    assert tested[0].keys() == tested[1].keys()
+    assert {"test/acc_smooth10", "classes/mean_acc"} <= tested[1].keys()
+    assert result.metrics == rows[-1]
+    again = evaluate(config(*FAST, f"ckpt_path={tmp_path / 'global_model.safetensors'}"))
+    assert again["test/loss"] == pytest.approx(result.frame["test/loss"][5], rel=1e-6)
     found = read_run(tmp_path)
-    assert found.summary["rounds"] == 4
-    assert found.summary["test/acc"] == pytest.approx(tested["test/acc"])
+    assert found.summary["rounds"] == 5
+    assert found.summary["test/acc"] == pytest.approx(again["test/acc"])
     assert found.state == "unfinished"  # ckpt_path=last continues it
+
+
+def test_a_run_that_a_callback_ended_continues_with_all_of_its_tests(config, tmp_path):
+    words = (*FAST, "rounds=8", "eval_every=3")
+    train(config(*words, TIMER, folder=tmp_path))
+    train(config(*words, "ckpt_path=last", folder=tmp_path))
+    rows = read_rows(tmp_path / "metrics.csv")
+    tests = [row["test/acc"] for row in rows if "test/acc" in row]
+    assert len(rows) == 8
+    assert len(tests) == 4  # rounds 3, 5, 6 and 8
+    assert rows[-1]["test/acc_smooth10"] == pytest.approx(sum(tests) / 4, rel=1e-12)
+
+
+def test_a_callback_ends_a_run_at_once_after_a_test(config, tmp_path):
+    words = (*FAST, "rounds=8", "eval_every=2")
+    assert train(config(*words, TIMER, folder=tmp_path)).trainer.global_step == 4

@@ -34,7 +34,6 @@ class RoundCSVLogger(Logger):
         self.path = Path(path)
         self.resume_round = resume_round
         self.columns: list[str] = []
-        self.round: float = 0  # of the last row
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
@@ -50,11 +49,6 @@ class RoundCSVLogger(Logger):
             self.log_hyperparams({})
         if not metrics.keys() <= {*self.columns}:
             self._write(self._read(), metrics)
-        if metrics["round"] == self.round:  # the test of a run that a callback has ended
-            *rows, last = self._read()
-            self._write(rows, metrics)
-            metrics = {**last, **metrics}
-        self.round = metrics["round"]
         with self.path.open("a", newline="") as file:
             csv.DictWriter(file, self.columns).writerow(metrics)
 

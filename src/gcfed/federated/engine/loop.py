@@ -223,6 +223,8 @@ class FederatedLoop(Callback):
         module = self.server.setup.module
         if self._is_tested(round_index):
             row |= module.test([part.on_test_batch for part in self.server.parts])
+        else:
+            self._refuse_to_end_with(round_index, module.trainer)
         self._add_columns(row, received)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
@@ -233,6 +235,14 @@ class FederatedLoop(Callback):
         finished = round_index + 1
         is_last = finished >= self.rounds or self.server.setup.module.trainer.should_stop
         return is_last or finished % self.eval_every == 0
+
+    @staticmethod
+    def _refuse_to_end_with(round_index: int, trainer: Trainer) -> None:
+        """Lets Lightning train the next round, too, if a callback such as its Timer ends the run
+        after this one, which has no test. The next one then is the last, with all its measurements.
+        """
+        epoch_loop = trainer.fit_loop.epoch_loop
+        epoch_loop.min_steps = max(epoch_loop.min_steps or 0, round_index + 2)
 
     def _add_columns(self, row: dict[str, Any], received: Received) -> None:
         """Lets the parts add columns to the row."""
@@ -261,16 +271,6 @@ class FederatedLoop(Callback):
         if monitor is None or monitor in row or may_come_later:
             return
         raise Refusal(f"monitor={monitor} is no column of this run. There are {', '.join(row)}.")
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Tests the model of a run that a callback, such as Lightning's Timer, ended after a round
-        without a test.
-        """
-        if trainer.global_step >= self.rounds or not self.last_row or "test/loss" in self.last_row:
-            return
-        test = self.server.setup.module.test()
-        self.last_row |= test
-        self._log(trainer, {"round": self.last_row["round"]} | test)
 
     def _log(self, trainer: Trainer, row: dict[str, Any]) -> None:
         for logger in trainer.loggers:
