@@ -4,14 +4,17 @@ import math
 import re
 
 import pytest
+import torch
 from conftest import composer, refuses
 from harness import sgd
 from omegaconf import OmegaConf
 from test_api import SMALL
+from torch import nn
 
 import gcfed
 from gcfed.assemble import assemble, build_loop, check_buildable
 from gcfed.check import check
+from gcfed.tasks import Classification
 from gcfed.utils.compose import keys_of
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.refusal import Refusal, in_own_code, says_all
@@ -37,6 +40,37 @@ def test_an_aggregator_without_what_the_server_calls_is_refused():
     cfg = gcfed.configure(SMALL, f"aggregator._target_={__name__}.NoRule", "~aggregator.weighting")
     with refuses(r"NoRule has no validate and no for_extra: derive it from"):
         build_loop(cfg, 20)
+
+
+class EarlierNet(nn.Sequential):
+    graphable = True
+
+    def __init__(self, num_classes, input_shape):
+        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
+
+
+class EarlierLoss(Classification):
+    graphable = True
+
+
+class EarlierSteps(torch.optim.SGD):
+    graphable = True
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "start"),
+    [
+        ("model", "EarlierNet", ""),
+        ("task", "EarlierLoss", ""),
+        ("client.optimizer", "EarlierSteps", "client.optimizer: "),
+        ("server", "EarlierSteps", "server: "),
+    ],
+)
+def test_an_attribute_of_an_earlier_version_is_refused_with_its_name_now(key, name, start):
+    words = [word for word in SMALL if not word.startswith("model.")]
+    cfg = gcfed.configure(words, "gc=none", f"{key}._target_={__name__}.{name}")
+    with refuses(rf"^{start}{name}\.graphable is never read: it is now recordable\.$"):
+        assemble(cfg)
 
 
 def test_a_partition_that_takes_no_arguments_is_refused_with_the_keys_to_leave_out():

@@ -358,6 +358,13 @@ def test_a_hook_of_an_earlier_version_is_refused_with_its_name_now(hook, name_no
         validate_parts(make_setup(make_net(), methods=[earlier()]))
 
 
+@pytest.mark.parametrize("side", [ClientPart, ServerPart])
+def test_an_attribute_of_an_earlier_version_is_refused_with_its_name_now(side):
+    earlier = type("Earlier", (side,), {"graphable": True})
+    with refuses(r"^Earlier\.graphable is never read: it is now recordable\.$"):
+        validate_parts(make_setup(make_net(), methods=[earlier()]))
+
+
 MEANS = {  # method → (the clients' states, the server's mean of them)
     Scaffold: [("scaffold", "c")],
     SSF: [("ssf", "c")],

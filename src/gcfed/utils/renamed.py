@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Self
+from typing import Final, Self
 
 from gcfed.utils.refusal import Refusal
 
@@ -16,6 +16,17 @@ MODULES = {
     "gcfed.data.sampling": "gcfed.participation.sampling",
     "gcfed.data.schedule": "gcfed.participation.schedule",
 }
+
+#: Attributes of users' own parts in earlier versions → their names.
+EARLIER_ATTRIBUTES: Final = {"graphable": "recordable"}
+
+
+def refuse_earlier_attributes(owner: object) -> None:
+    """Raises Refusal if an object of the user's own has an attribute that has another name now."""
+    for earlier_name, name_now in EARLIER_ATTRIBUTES.items():
+        if hasattr(owner, earlier_name):
+            name = f"{type(owner).__name__}.{earlier_name}"
+            raise Refusal(f"{name} is never read: it is now {name_now}.")
 
 
 def name_today(target: str) -> str | None:

@@ -15,6 +15,7 @@ from gcfed.participation.buffered import Buffered
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
+from gcfed.utils.renamed import refuse_earlier_attributes
 
 #: Hooks of earlier versions → their names.
 RENAMED = {"meet": "check_run", "packed": "sent_bytes"}
@@ -140,6 +141,7 @@ def validate_parts(setup: Setup) -> None:
     for part in setup.parts:
         _check_part(part, setup)
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
+        refuse_earlier_attributes(part)
         part.check_run(setup)
 
 
