@@ -55,6 +55,9 @@ def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tm
     sentence = f"{start}{re.escape(str(checkpoint))}"
     with refuses(sentence):
         load_weights(str(tmp_path))
+    for folder in (tmp_path / "a", checkpoint.parent):
+        with refuses(re.escape(f"ckpt_path={folder} is a folder. Set ckpt_path={checkpoint}.")):
+            load_weights(str(folder))
     with refuses(sentence):
         checkpoint_of(config(f"ckpt_path={tmp_path}"), tmp_path / "run")
 
