@@ -11,6 +11,7 @@ import pytest
 from conftest import TWO, composer, forked, run_script
 from hydra.core.global_hydra import GlobalHydra
 
+from gcfed.folders.folder import read_run
 from gcfed.run import train
 from gcfed.utils.resolvers import ROOT
 from gcfed.utils.stopped import Stopped, stop
@@ -90,6 +91,7 @@ def test_a_signal_ends_a_run_with_its_status_and_one_sentence(tmp_path, layout, 
     assert last in sentences  # and not the progress bar
     (failure,) = tmp_path.rglob("failure.txt")  # of the first job: the sweep has ended
     assert failure.read_text().startswith(last)
+    assert read_run(failure.parent).state == "interrupted"
 
 
 def test_a_stopped_run_continues_by_the_words_of_the_sentence(tmp_path):

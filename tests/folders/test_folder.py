@@ -127,6 +127,18 @@ LOSSES = [{"test/loss": 1.0}] * 2
             "after round 2 of 5: ValueError: x",
         ),
         (
+            LOSSES,
+            {"rounds": 5, "failure": "Stopped by SIGINT in round 3 of 5: repeat it.\ntrace"},
+            "interrupted",
+            "after round 2 of 5: Stopped by SIGINT in round 3 of 5: repeat it.",
+        ),
+        (
+            LOSSES,
+            {"rounds": 5, "failure": "ValueError: Stopped by SIGINT\ntrace"},
+            "failed",
+            "after round 2 of 5: ValueError: Stopped by SIGINT",
+        ),
+        (
             [{"test/loss": 1.0}, {"test/loss": "nan"}, {}],
             {},
             "diverged",

@@ -14,6 +14,7 @@ from gcfed.folders.identity import digest, leaves
 from gcfed.folders.reading import column, read_metrics, read_summary, read_yaml
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import LOGS
+from gcfed.utils.stopped import tells_of_signal
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,9 +34,10 @@ STORAGE = "search.db"
 # States of a run.
 FINISHED = "finished"
 DIVERGED = "diverged"  # see divergence()
-FAILED = "failed"  # an error or a signal ended it
+FAILED = "failed"  # an error ended it
+INTERRUPTED = "interrupted"  # Ctrl-C or SIGTERM ended it
 UNFINISHED = "unfinished"  # it was killed or is running
-STATES = (FINISHED, DIVERGED, FAILED, UNFINISHED)
+STATES = (FINISHED, DIVERGED, FAILED, INTERRUPTED, UNFINISHED)
 #: Sections of a config that a report reads.
 SECTIONS = ("gc", "labels", "methods", "participation", "partition", "tags")
 COLUMN = r"^[^:@<>\[\]]*$"  # a column that a measure can name; "": none
@@ -111,7 +113,8 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
     Folders within a run are left out, and so are links.
     """
     folders = set[str]()
-    for root in map(Path, roots):
+    for given in roots:
+        root = Path(given).expanduser()
         if not root.is_dir():
             raise MissingFile(
                 f"roots={root}: there is no such folder. Runs are in {LOGS} by default."
@@ -223,7 +226,8 @@ def ending(
     if failure.is_file():
         lines = failure.read_text(encoding="utf-8", errors="replace").splitlines()
         message = lines[0][:1000] if lines else "an error without a message"
-        return FAILED, f"{where}: {message}"
+        state = INTERRUPTED if tells_of_signal(message) else FAILED
+        return state, f"{where}: {message}"
     return UNFINISHED, f"{where}; {broken}" if broken else where
 
 

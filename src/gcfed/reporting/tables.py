@@ -304,7 +304,7 @@ def _reached(runs: pd.Series) -> list[str]:
 
 
 def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
-    """Every run with its folder; failed and unfinished ones first."""
+    """Every run with its folder; those that have not ended come first."""
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
     frame = rows[["state", "method", "place", "seed"]].copy()
     frame["rounds"] = [f"{run.rounds} of {run.planned}" for run in rows["run"]]

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from types import FrameType
 from typing import NoReturn
+
+SENTENCE = re.compile(r"Stopped by SIG[A-Z]+\b")
 
 
 class Stopped(SystemExit):
@@ -21,6 +24,11 @@ class Stopped(SystemExit):
     def __str__(self) -> str:
         name = signal.Signals(self.signum).name
         return f"Stopped by {name}{self.where}."
+
+
+def tells_of_signal(message: str) -> bool:
+    """Whether a text is the sentence of :class:`Stopped`."""
+    return SENTENCE.match(message) is not None
 
 
 def stop(signum: int, frame: FrameType | None) -> NoReturn:
