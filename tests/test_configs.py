@@ -5,10 +5,11 @@ import random
 import numpy as np
 import pytest
 import torch
-from conftest import options
+from conftest import options, refuses
 from hydra import compose, initialize_config_dir
 from omegaconf import OmegaConf
 
+import gcfed
 from gcfed.assemble import build_methods, build_module, declared_result
 from gcfed.check import check
 from gcfed.data.partition import DirichletBalanced
@@ -18,7 +19,7 @@ from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
 from gcfed.participation.sampling import DynamicPopulation, number_of_clients
-from gcfed.utils.compose import GROUPS, composed
+from gcfed.utils.compose import GROUPS, OPTIONAL_GROUPS, composed, shorthand
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.resolvers import CONFIGS, ROOT, VERSION_BASE
 
@@ -45,6 +46,24 @@ def test_any_choice_of_files_is_composed_as_by_hydra(draw):
     found = composed(words)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)
     assert found._metadata.flags == expected._metadata.flags
+
+
+def test_a_group_that_is_null_in_train_yaml_may_be_null_on_the_command_line():
+    """A script that builds a command line can then leave such a group out."""
+    defaults = OmegaConf.load(CONFIGS / "train.yaml").defaults
+    choices = dict(
+        choice for entry in defaults if OmegaConf.is_dict(entry) for choice in entry.items()
+    )
+    nulls = [group for group, option in choices.items() if option is None]
+    assert sorted(nulls) == list(OPTIONAL_GROUPS)
+    words = [f"{group}=null" for group in nulls]
+    assert gcfed.configure(words).seed == 1
+    assert composed(shorthand(words)) == composed([])
+
+
+def test_a_search_that_is_null_does_not_search():
+    with refuses("optimized_metric=test/acc has no effect without a search"):
+        gcfed.configure("hparams_search=null", "optimized_metric=test/acc")
 
 
 def instantiate(cfg):

@@ -33,6 +33,7 @@ from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
 SEARCHED = "optimized_metric"  # the measure of a search
+SEARCH = re.compile(r"\+?(hparams_search|hydra/sweeper)=(?!\[\]$)")
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
 GROUPS = sorted(
     path.relative_to(CONFIGS).as_posix() for path in CONFIGS.rglob("*") if path.is_dir()
@@ -40,6 +41,8 @@ GROUPS = sorted(
 
 #: Groups of one object, which the option none switches off.
 SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
+#: Groups that a run may be without: they are null in ``configs/train.yaml``.
+OPTIONAL_GROUPS = ("debug", "experiment", "hparams_search")
 #: Groups that may use a class or function of the user's own → the words that name it.
 TARGETS = {
     "aggregator": "aggregator._target_",
@@ -87,6 +90,8 @@ def _without_shorthand(word: str) -> str:
         return word
     if FOLDER.fullmatch(key) and not value.strip("'\" "):
         raise Refusal(f"{word} names no folder.")
+    if value == "null" and key in OPTIONAL_GROUPS:
+        return f"{key}=[]"  # Hydra accepts null in a list of defaults only
     if value == "null" and key in GROUPS:
         return f"{key}=none"
     if key in GROUPS and NO_NAME.fullmatch(value):
@@ -149,7 +154,7 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
-    searches = any(re.match(r"\+?(hparams_search|hydra/sweeper)=", word) for word in overrides)
+    searches = any(map(SEARCH.match, overrides))
     refuse_idle(cfg, overrides, searches=searches)
     return cfg
 
