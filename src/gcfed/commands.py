@@ -8,7 +8,6 @@ command with one sentence and the exit status 128 plus its number.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -173,9 +172,10 @@ def _evaluate(cfg: DictConfig) -> None:
     """``python src/eval.py ckpt_path=logs/…/checkpoints/last.ckpt``: the global model on the test
     split.
     """
+    from gcfed.folders.summary import as_json
     from gcfed.run import evaluate
 
-    print(json.dumps(evaluate(cfg)))
+    print(as_json(evaluate(cfg)))
 
 
 def _report(cfg: DictConfig) -> None:

@@ -24,14 +24,21 @@ def write_summary(folder: Path, figures: Mapping[str, Any], about: Mapping[str, 
     """Writes ``summary.json``: a run's figures, the hashes that identify it and its data
     (``about``), and the time.
     """
-    # JSON has neither NaN nor infinity, which the losses of a diverged model may be.
+    ended = datetime.now().astimezone().isoformat(timespec="seconds")
+    text = as_json({**figures, **about, "ended": ended}, indent=2)
+    write_text(folder / SUMMARY, text + "\n")
+
+
+def as_json(figures: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Figures as JSON.
+
+    JSON has neither NaN nor infinity, which the losses of a diverged model may be: they are null.
+    """
     plain = dict(figures)
     for name, figure in figures.items():
         if isinstance(figure, float) and not math.isfinite(figure):
             plain[name] = None
-    ended = datetime.now().astimezone().isoformat(timespec="seconds")
-    plain |= {**about, "ended": ended}
-    write_text(folder / SUMMARY, json.dumps(plain, indent=2, allow_nan=False) + "\n")
+    return json.dumps(plain, indent=indent, allow_nan=False)
 
 
 def summary_of(
