@@ -182,6 +182,13 @@ def test_a_given_folder_holds_only_one_run(tmp_path):
     assert gcfed.train(cfg).frame.index.tolist() == [1, 2, 3]
 
 
+def test_a_run_without_a_folder_is_refused():
+    """Not trained into a folder of the name None."""
+    cfg = gcfed.configure(SMALL, "paths.output_dir=null")
+    with refuses("^paths.output_dir=null must be a text"):
+        gcfed.train(cfg)
+
+
 def test_relative_paths_start_at_the_current_folder(tmp_path, monkeypatch):
     """This holds for paths of data, checkpoints, run folders and reports."""
     here = tmp_path / "here"

@@ -79,7 +79,8 @@ def configure(
         # with_folder makes it each run's own
         folder = f"${{run_dir:{base},'{datetime.now():{NOW}}','{changed}'}}"
     with open_dict(cfg):
-        cfg.paths.output_dir = str(folder or cfg.paths.output_dir)
+        if folder is not None:
+            cfg.paths.output_dir = str(folder)
         cfg.callbacks.progress = None
         if cfg.trainer.devices == "auto":
             cfg.trainer.devices = 1

@@ -68,6 +68,7 @@ RANGES: dict[str, Any] = {
     "ckpt_path": NonEmpty | None,
     "paths.data_dir": NonEmpty,
     "paths.log_dir": NonEmpty,
+    "paths.output_dir": NonEmpty,
     "client_store.folder": NonEmpty | None,
     "channels_last": bool,
     "extras.figures": bool,

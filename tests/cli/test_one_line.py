@@ -1,6 +1,7 @@
 """A wrong setting, file or combination ends a command with one line that names the key."""
 
 import logging
+import math
 import sys
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from PIL import Image
 
 from gcfed import commands
 from gcfed.data.base import FederatedDataset, Split
+from gcfed.folders.place import remove_refused
 
 SMALL = (
     "participation.num_clients=5",
@@ -135,6 +137,8 @@ WRONG = {
     "client_store.folder=''": "client_store.folder",
     "ckpt_path=''": "ckpt_path",
     "paths.log_dir=''": "paths.log_dir",
+    "paths.output_dir=null": "paths.output_dir=null must be a text",
+    "paths.output_dir=3": "paths.output_dir=3 must be a text",
     "paths.data_dir=''": "paths.data_dir",
     "participation.num_clients=0": "participation.num_clients",
     "callbacks.checkpoint.every=1.5": "callbacks.checkpoint.every",
@@ -236,6 +240,13 @@ def test_a_run_that_is_refused_after_its_data_leaves_no_folder(typed, tmp_path, 
     assert "participation.per_round=100000" in lines[0] or data not in OFFLINE, lines[0]
 
 
+def test_a_folder_of_logs_that_is_no_text_does_not_hide_the_refusal(tmp_path):
+    folder = tmp_path / "None" / "digits" / "now"
+    folder.mkdir(parents=True)
+    remove_refused(OmegaConf.create({"paths": {"log_dir": None, "output_dir": str(folder)}}))
+    assert not folder.exists()
+
+
 def test_the_list_is_long():
     assert len(WRONG) >= 60
 
@@ -263,6 +274,16 @@ def test_the_report_takes_one_measure_without_brackets(monkeypatch, typed_measur
     cfg = OmegaConf.create({"roots": "logs", "out": "x", "figures": True})
     commands._report(OmegaConf.merge(cfg, {"measures": typed_measures}))
     assert given["measures"] == typed_measures
+
+
+def test_the_test_of_a_diverged_model_is_printed_as_json(monkeypatch, capsys):
+    """JSON has no NaN and no Infinity; strict readers such as jq refuse them."""
+    figures = {"round": 3, "test/acc": 0.5, "test/loss": math.nan, "test/rmse": math.inf}
+    monkeypatch.setattr("gcfed.run.evaluate", lambda cfg: figures)
+    commands._evaluate(OmegaConf.create())
+    assert capsys.readouterr().out == (
+        '{"round": 3, "test/acc": 0.5, "test/loss": null, "test/rmse": null}\n'
+    )
 
 
 def test_the_version(monkeypatch, capsys):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import logging
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from copy import deepcopy
 from datetime import datetime
@@ -64,19 +64,32 @@ def remove_refused(cfg: DictConfig) -> None:
     """Removes the folder of a run that was refused before it began: it has no file but its log.
 
     Reading the data logs lines, so the log may exist. Also removes empty folders between it and
-    ``paths.log_dir``.
+    ``paths.log_dir``. The paths may be the settings that were refused, and be no texts.
     """
     if cfg.paths is None:
         return
-    folder = Path(cfg.paths.output_dir)
-    logs = {f"{HydraConfig.get().job.name}.log"} if HydraConfig.initialized() else set[str]()
+    folders = {str(cfg.paths.output_dir)}
+    logs = set[str]()
+    if HydraConfig.initialized():
+        command = HydraConfig.get()
+        folders.add(command.runtime.output_dir)
+        logs.add(f"{command.job.name}.log")
+    root = Path(str(cfg.paths.log_dir)).absolute()
+    for folder in folders:
+        _remove_without_files(Path(folder).absolute(), logs, root)
+
+
+def _remove_without_files(folder: Path, logs: Collection[str], root: Path) -> None:
+    """Removes a folder that has no file but ``logs``, and the empty folders between it and
+    ``root``.
+    """
     with suppress(OSError):  # no such folder, or one that is not empty
-        if {path.name for path in folder.iterdir()} <= logs:
+        if {path.name for path in folder.iterdir()} <= {*logs}:
             for name in logs:
                 (folder / name).unlink(missing_ok=True)
         folder.rmdir()
     for parent in folder.parents:
-        if not parent.is_relative_to(cfg.paths.log_dir) or parent == Path(cfg.paths.log_dir):
+        if not parent.is_relative_to(root) or parent == root:
             break
         with suppress(OSError):
             parent.rmdir()
