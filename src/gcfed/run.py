@@ -17,7 +17,6 @@ from omegaconf import DictConfig, OmegaConf
 from torch import nn
 
 from gcfed.assemble import (
-    Assembly,
     assemble,
     build_module,
     build_trainer,
@@ -117,19 +116,12 @@ def train(cfg: DictConfig, *, quiet: bool = False) -> RunResult:
     _set_up_process(cfg)
     with lock_run(folder):
         check_folder(cfg, folder)
-        checkpoint = checkpoint_of(cfg, folder)
-        assembly = assemble(cfg)
-        record = RunRecord(cfg, assembly.data)
-        done = resume(cfg, checkpoint, record, assembly.module, assembly.loop, assembly.callbacks)
-        callbacks = [*assembly.callbacks, record]
-        if cfg.extras.figures:
-            callbacks.append(Curves(folder))
-        trainer = build_trainer(cfg, assembly, callbacks, done)
+        run = _Run(cfg, folder)
         # from here on the settings are accepted
-        with failure_recorded(folder, write=trainer.is_global_zero):
-            _fit_and_finish(cfg, folder, assembly, record, trainer, checkpoint, done)
+        with failure_recorded(folder, write=run.leads):
+            run.fit_and_finish()
     metrics = read_metrics(folder / METRICS)
-    return RunResult(folder, metrics, assembly.module, trainer, assembly.loop)
+    return RunResult(folder, metrics, run.assembly.module, run.trainer, run.assembly.loop)
 
 
 def _silence(cfg: DictConfig) -> None:
@@ -151,94 +143,112 @@ def _set_up_process(cfg: DictConfig) -> None:
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
 
 
-def _fit_and_finish(
-    cfg: DictConfig,
-    folder: Path,
-    assembly: Assembly,
-    record: RunRecord,
-    trainer: Trainer,
-    checkpoint: Path | None,
-    resumed_after: int,
-) -> None:
-    """Trains the rounds that are left. The first process writes the run's folder."""
-    leads = trainer.is_global_zero
-    if leads:
-        known = not assembly.loop.transport.own_data
-        held = begin(cfg, folder, assembly.data, known=known, resumed=checkpoint is not None)
-        log.info("%s; on %d × %s", assembly, trainer.world_size, trainer.strategy.root_device)
-    for logger in trainer.loggers:
-        logger.log_hyperparams(hyperparameters(cfg))
-    if leads and cfg.extras.figures:
-        _show_partition(folder / "partition.png", assembly, held, trainer, resumed_after)
-    _fit(assembly, trainer, folder, checkpoint, resumed_after)
-    if leads:
-        scaling = assembly.data.scaling_of_inputs
-        export(folder, assembly.module.net, trainer.global_step, scaling)
-        _summarize(cfg, folder, assembly, record, trainer, held)
+class _Run:
+    """A run from its accepted settings to its summary.
 
+    Attributes:
+        checkpoint: from which it continues; None if it starts anew.
+        rounds_before: the rounds in that checkpoint; 0 if it starts anew.
+        leads: whether this process is the first one, which writes the run's folder.
 
-def _show_partition(
-    picture: Path, assembly: Assembly, held: Held, trainer: Trainer, resumed_after: int
-) -> None:
-    """Draws the partition before the first round, so that it is seen while the run trains.
-
-    A resumed run keeps the picture that it has. Clients of a federation do not say what they hold.
+    Raises Refusal if a setting cannot work, or the checkpoint is not this run's.
     """
-    if held.counts_NC is None or (resumed_after and picture.is_file()):
-        return
-    from gcfed.plots.pictures import draw_partition  # matplotlib
 
-    draw_partition(assembly.data, held.counts_NC, picture)
-    show_picture(trainer.loggers, picture, resumed_after)
+    def __init__(self, cfg: DictConfig, folder: Path) -> None:
+        self.cfg = cfg
+        self.folder = folder
+        self.checkpoint = checkpoint_of(cfg, folder)
+        self.assembly = assemble(cfg)
+        self.record = RunRecord(cfg, self.assembly.data)
+        self.rounds_before = resume(
+            cfg,
+            self.checkpoint,
+            self.record,
+            self.assembly.module,
+            self.assembly.loop,
+            self.assembly.callbacks,
+        )
+        callbacks = [*self.assembly.callbacks, self.record]
+        if cfg.extras.figures:
+            callbacks.append(Curves(folder))
+        self.trainer = build_trainer(cfg, self.assembly, callbacks, self.rounds_before)
+        self.leads = self.trainer.is_global_zero
 
+    def fit_and_finish(self) -> None:
+        """Trains the rounds that are left. The first process writes the run's folder."""
+        held = self._begin_folder() if self.leads else None
+        for logger in self.trainer.loggers:
+            logger.log_hyperparams(hyperparameters(self.cfg))
+        if held is not None and self.cfg.extras.figures:
+            self._show_partition(held)
+        self._fit()
+        if held is not None:
+            scaling = self.assembly.data.scaling_of_inputs
+            export(self.folder, self.assembly.module.net, self.trainer.global_step, scaling)
+            self._summarize(held)
 
-def _fit(
-    assembly: Assembly, trainer: Trainer, folder: Path, checkpoint: Path | None, resumed_after: int
-) -> None:
-    try:
+    def _begin_folder(self) -> Held:
+        known = not self.assembly.loop.transport.own_data
+        resumed = self.checkpoint is not None
+        held = begin(self.cfg, self.folder, self.assembly.data, known=known, resumed=resumed)
+        device = self.trainer.strategy.root_device
+        log.info("%s; on %d × %s", self.assembly, self.trainer.world_size, device)
+        return held
+
+    def _show_partition(self, held: Held) -> None:
+        """Draws the partition before the first round, so that it is seen while the run trains.
+
+        A resumed run keeps the picture that it has. Clients of a federation do not say what they
+        hold.
+        """
+        picture = self.folder / "partition.png"
+        if held.counts_NC is None or (self.checkpoint is not None and picture.is_file()):
+            return
+        from gcfed.plots.pictures import draw_partition  # matplotlib
+
+        draw_partition(self.assembly.data, held.counts_NC, picture)
+        show_picture(self.trainer.loggers, picture, self.rounds_before)
+
+    def _fit(self) -> None:
+        trainer = self.trainer
         try:
-            trainer.fit(
-                assembly.module, datamodule=assembly.data, ckpt_path=checkpoint, weights_only=True
-            )
-        finally:
-            # Nothing may be written after the folder is unlocked, even if Lightning fails.
-            trainer.strategy.checkpoint_io.teardown()
-    except BaseException as error:
-        signum = signal_of(error)
-        if signum is not None:
-            raise Stopped(signum, where_stopped(trainer, folder)) from error
-        if checkpoint is not None and trainer.global_step <= resumed_after:
-            refuse_checkpoint(checkpoint, error)
-        raise
+            try:
+                trainer.fit(
+                    self.assembly.module,
+                    datamodule=self.assembly.data,
+                    ckpt_path=self.checkpoint,
+                    weights_only=True,
+                )
+            finally:
+                # Nothing may be written after the folder is unlocked, even if Lightning fails.
+                trainer.strategy.checkpoint_io.teardown()
+        except BaseException as error:
+            signum = signal_of(error)
+            if signum is not None:
+                raise Stopped(signum, where_stopped(trainer, self.folder)) from error
+            if self.checkpoint is not None and trainer.global_step <= self.rounds_before:
+                refuse_checkpoint(self.checkpoint, error)
+            raise
 
+    def _summarize(self, held: Held) -> None:
+        """Writes and prints the summary.
 
-def _summarize(
-    cfg: DictConfig,
-    folder: Path,
-    assembly: Assembly,
-    record: RunRecord,
-    trainer: Trainer,
-    held: Held,
-) -> None:
-    """Writes and prints the summary.
-
-    A run that was killed between its last checkpoint and this function calls it when it is resumed.
-
-    Args:
-        held: what :func:`begin` returned.
-    """
-    metrics = read_metrics(folder / METRICS)
-    if not tested_in(metrics, trainer.global_step):
-        return
-    summary = summary_of(metrics, cfg.targets, record.processes, assembly.result)
-    summary |= held.skew
-    about = record.about | {"version": record.version(trainer.global_step)}
-    stopped = why_stopped(assembly.callbacks)
-    if stopped:
-        about["stopped"] = stopped[:100]
-    write_summary(folder, summary, about)
-    if log.isEnabledFor(logging.WARNING):
-        print_summary(summary, metrics, folder, stopped)
+        A run that was killed between its last checkpoint and this method calls it when it is
+        resumed.
+        """
+        rounds = self.trainer.global_step
+        metrics = read_metrics(self.folder / METRICS)
+        if not tested_in(metrics, rounds):
+            return
+        summary = summary_of(metrics, self.cfg.targets, self.record.processes, self.assembly.result)
+        summary |= held.skew
+        about = self.record.about | {"version": self.record.version(rounds)}
+        stopped = why_stopped(self.assembly.callbacks)
+        if stopped:
+            about["stopped"] = stopped[:100]
+        write_summary(self.folder, summary, about)
+        if log.isEnabledFor(logging.WARNING):
+            print_summary(summary, metrics, self.folder, stopped)
 
 
 def refuse_checkpoint(path: Path, error: BaseException) -> None:
