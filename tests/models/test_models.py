@@ -68,6 +68,8 @@ def test_lstm_equals_torchs_with_two_layers(last_only):
     x_BT = torch.randint(81, (3, 7))  # 80 is padding
     expected = net.fc(theirs(net.embedding(x_BT))[0])
     torch.testing.assert_close(net(x_BT), expected[:, -1] if last_only else expected)
+    for padding in (-1, -100):  # they share the last embedding
+        assert torch.equal(net(torch.full((1, 3), padding)), net(torch.full((1, 3), 80)))
 
 
 def test_faces_equal_relu_before_pooling_and_norm_within_an_image():
