@@ -230,7 +230,109 @@ class TrimmedAfterProximal(Plain):
                 p += 0.05 * self.m[name] / (self.v[name].sqrt() + self.tau)
 
 
-CASES = [WeightedSmoothedClients, ScaffoldYogi, PrivateWithDropouts, TrimmedAfterProximal]
+class LastUpdatesOfFewClients(Plain):
+    """FedVARP with Poisson cohorts, some of which are empty, a deadline and FedYogi."""
+
+    n = 8
+    cohort = 1
+    deadline = 4
+    tau = 0.05
+    overrides = (
+        "algorithm=fedvarp",
+        "client.stack=2",
+        "server=fedyogi",
+        "server.lr=0.1",
+        "server.betas=[0.4,0.7]",
+        f"server.tau={tau}",
+        "participation=poisson",
+        f"participation.faults.deadline={deadline}",
+        "rounds=9",
+    )
+
+    def begin(self):
+        zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
+        self.table = {k: dict(zeros) for k in range(self.n)}
+        self.m = dict(zeros)
+        self.v = {name: torch.full_like(t, self.tau**2) for name, t in zeros.items()}
+        sizes = [len(self.drawn(t)) for t in range(9)]
+        assert 0 in sizes
+        assert max(sizes) > 1
+
+    def drawn(self, t):
+        rng = draw("cohort", t)
+        many = rng.binomial(self.n, self.cohort / self.n)
+        return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
+
+    def came(self, t, drawn):
+        return dict.fromkeys(drawn, self.deadline)
+
+    def server_step(self, deltas):
+        if not deltas:
+            return
+        with torch.no_grad():
+            for name, p in self.net.named_parameters():
+                mean = sum(own[name] for own in self.table.values()) / self.n
+                change = sum(deltas[k][name] - self.table[k][name] for k in deltas) / len(deltas)
+                delta = mean + change
+                self.m[name] = 0.4 * self.m[name] + 0.6 * delta
+                sign = (self.v[name] - delta**2).sign()
+                self.v[name] = self.v[name] - 0.3 * delta**2 * sign
+                p += 0.1 * self.m[name] / (self.v[name].sqrt() + self.tau)
+        for k, delta in deltas.items():
+            self.table[k] = {name: delta[name].clone() for name in self.names}
+
+
+class DynamicWithDropouts(Plain):
+    """FedDyn with clients that drop out and others that do a part of their steps."""
+
+    n = 7
+    cohort = 4
+    last = "wrap"
+    alpha = 0.4
+    dropout = 0.4
+    deadline = 3
+    overrides = (
+        "algorithm=feddyn",
+        f"methods.feddyn.alpha={alpha}",
+        "client.last_batch=wrap",
+        "client.stack=3",
+        f"participation.faults.dropout={dropout}",
+        f"participation.faults.deadline={deadline}",
+        "rounds=6",
+    )
+
+    def begin(self):
+        zeros = {name: torch.zeros_like(p) for name, p in self.net.named_parameters()}
+        self.h = dict(zeros)
+        self.own = {k: dict(zeros) for k in range(self.n)}
+
+    def came(self, t, drawn):
+        return {k: self.deadline for k in drawn if draw("fault", t, k).random() >= self.dropout}
+
+    def correct(self, w, k):
+        start = dict(self.net.named_parameters())
+        for name, p in w.named_parameters():
+            p.grad += self.alpha * (p.detach() - start[name].detach()) - self.own[k][name]
+
+    def server_step(self, deltas):
+        with torch.no_grad():
+            for name, p in self.net.named_parameters():
+                total = sum(delta[name] for delta in deltas.values())
+                self.h[name] = self.h[name] - self.alpha / self.n * total
+                p += total / len(deltas) - self.h[name] / self.alpha
+        for k, delta in deltas.items():
+            for name in self.names:
+                self.own[k][name] = self.own[k][name] - self.alpha * delta[name]
+
+
+CASES = [
+    WeightedSmoothedClients,
+    ScaffoldYogi,
+    PrivateWithDropouts,
+    TrimmedAfterProximal,
+    LastUpdatesOfFewClients,
+    DynamicWithDropouts,
+]
 
 
 @pytest.mark.filterwarnings("ignore:Secure RNG")
