@@ -44,7 +44,7 @@ def gains_of(cells: Sequence[Cell]) -> dict[CellName, Gain]:
 def corrected(gains: Mapping[CellName, Gain]) -> set[CellName]:
     """The cells that differ from their reference by Holm's correction for all cells."""
     differs = holm([gain.p for gain in gains.values()])
-    return {place for place, is_rejected in zip(gains, differs, strict=True) if is_rejected}
+    return {cell for cell, is_rejected in zip(gains, differs, strict=True) if is_rejected}
 
 
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
