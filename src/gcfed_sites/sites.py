@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
@@ -78,6 +78,13 @@ class Index(ClientStores):
             super()._wait_for_disk(key, version)
 
 
+class Question(NamedTuple):
+    """A question to a site: its number, and its ``text`` for messages: ``round 3 (fit)``."""
+
+    number: int
+    text: str
+
+
 @checked
 @dataclass(eq=False)
 class Sites(SeparateClients):
@@ -105,8 +112,8 @@ class Sites(SeparateClients):
         self._held: dict[str, set[int]] = {}  # site → the clients that it holds
         # of the clients' data sets, ``[N]``
         self._sizes = np.zeros(self.program.data.num_clients, dtype=np.int64)
-        # site → its unanswered question, or (−1, "") if it is gone
-        self._busy: dict[str, tuple[int, str]] = {}
+        self._unanswered: dict[str, Question] = {}  # by site: each has one at a time
+        self._gone: set[str] = set()  # sites
         self._done: dict[str, About] = {}  # site → its task in this round, which it has finished
 
     def open_line(self) -> Any:
@@ -230,7 +237,7 @@ class Sites(SeparateClients):
         return Outcome(np.array(sorted(lost), dtype=np.int64), num_unsent)
 
     def _hear_late_answers(self) -> None:
-        while self._busy:
+        while self._unanswered or self._gone:
             late = self.line.receive(0.0)
             if late is None:
                 return
@@ -250,7 +257,7 @@ class Sites(SeparateClients):
         """The tasks of those sites that are free."""
         tasks = {}
         for site, ids in asked.items():
-            if site not in self._busy:
+            if site not in self._unanswered and site not in self._gone:
                 tasks[site] = {"clients": ids, "states": self.index.references(ids)}
         return tasks
 
@@ -258,11 +265,11 @@ class Sites(SeparateClients):
         """Why each of these sites has not answered yet."""
         missing = {}
         for site in asked:
-            _, question = self._busy.get(site, (0, None))
-            if question is None:
-                missing[site] = "did not answer"
-            else:
-                missing[site] = f"is still at {question}" if question else "is gone"
+            missing[site] = "did not answer"
+            if site in self._gone:
+                missing[site] = "is gone"
+            elif site in self._unanswered:
+                missing[site] = f"is still at {self._unanswered[site].text}"
         return missing
 
     def _read(
@@ -340,11 +347,11 @@ class Sites(SeparateClients):
         waiting = set(tasks)
         until = time.monotonic() + seconds
         for site, task in sorted(tasks.items()):
-            number = next(_numbers)
-            self._busy[site] = number, f"round {round_index + 1} ({verb})"
-            self.line.send(
-                site, number, verb, {**task, "run": self.run, "round": round_index}, message
-            )
+            question = Question(next(_numbers), f"round {round_index + 1} ({verb})")
+            self._unanswered[site] = question
+            self._gone.discard(site)
+            about = {**task, "run": self.run, "round": round_index}
+            self.line.send(site, question.number, verb, about, message)
         while waiting:
             answer = self.line.receive(max(until - time.monotonic(), 0.0))
             if answer is None:
@@ -359,14 +366,15 @@ class Sites(SeparateClients):
 
         Returns whether its answer is one of those awaited.
         """
-        number, question = self._busy.get(answer.site, (-1, ""))
-        expected = answer.number == number
-        if expected:
-            del self._busy[answer.site]
+        question = self._unanswered.get(answer.site)
+        if question is not None and question.number != answer.number:
+            question = None
+        if question is not None or answer.gone:
+            self._unanswered.pop(answer.site, None)
         if answer.gone:
-            self._busy[answer.site] = -1, ""
-        if expected and answer.site in waiting:
+            self._gone.add(answer.site)
+        if question is not None and answer.site in waiting:
             return True
-        asked = question if expected else "another run, or twice"
+        asked = "another run, or twice" if question is None else question.text
         log.warning("%s answers %s, which is too late: refused", answer.site, asked)
         return False
