@@ -67,7 +67,9 @@ def time_left(passed: float, done: int, left: int) -> str:
     """``about 12 min left``, if each job takes as long as those that are done.
 
     Args:
-        passed: seconds of the jobs that are done, at least one.
+        passed: seconds of the jobs that are done.
+        done: the number of these jobs, at least one.
+        left: the number of the others.
     """
     return f"about {in_words(passed / done * left)} left"
 

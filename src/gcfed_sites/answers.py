@@ -55,8 +55,8 @@ class Answer(NamedTuple):
     def content(self, limits: Limits) -> About:
         """The content of the message.
 
-        Raises:
-            MessageError: there is none, it is too long, or it says why the site cannot answer.
+        Raises MessageError if there is none, if it is too long, or if it says why the site cannot
+        answer.
         """
         if self.gone:
             raise MessageError(self.gone)
@@ -148,8 +148,7 @@ class RoundTask:
 def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
     """The uploads of all clients that were asked.
 
-    Raises:
-        Exception: something else was sent; names it.
+    Raises Exception, with a name, if anything else was sent.
     """
     require(isinstance(contents, list) and len(contents) <= len(asked.clients), "uploads", contents)
     uploads = []
@@ -165,8 +164,7 @@ def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
 def checked_upload(content: Mapping[str, Any], asked: RoundTask) -> Upload:
     """The upload of some of the clients that were asked.
 
-    Raises:
-        Exception: something else was sent; names it.
+    Raises Exception, with a name, if anything else was sent.
     """
     upload = read_upload(content, asked.expected)
     require(upload.round == asked.round, "round", upload.round)

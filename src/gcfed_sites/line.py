@@ -83,8 +83,8 @@ class FlareLine:
         sites: their names; the order does not change.
         lost: whether a site, or all of them, can no longer be reached.
 
-    Raises:
-        ConnectionError: there is no NVFlare server, or it does not start the job; says why.
+    Raises ConnectionError, with the reason, if there is no NVFlare server, or it does not start the
+    job.
     """
 
     def __init__(self, kit: Path, sites: int | Sequence[str]) -> None:
@@ -177,10 +177,8 @@ def write_job(folder: str, sites: list[str], address: str, key: str) -> str:
     return f"{folder}/gcfed"
 
 
-# ----------------------------------------------------------------------------------------- all on
-# this machine
 class LocalFederation:
-    """The processes of a server and its sites.
+    """The processes of a server and its sites, all on this machine.
 
     They end with this process. The folder has kits, keys and logs.
     """

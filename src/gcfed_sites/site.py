@@ -148,7 +148,7 @@ class Site:
             )
 
     def _refuse_long_rounds(self, end: ClientEnd, passes: int) -> None:
-        """Raises ValueError if the server asks for more local steps than the site allows."""
+        """Raises Refusal if the server asks for more local steps than the site allows."""
         solver = end.simulation.program.solver
         for client in self.clients:
             size = int(end.data.sizes(np.array([client]))[0])
@@ -162,7 +162,7 @@ class Site:
                 )
 
     def _refuse_other_constants(self, end: ClientEnd, frozen: str) -> None:
-        """Raises ValueError if the parameters that no message contains are not the server's."""
+        """Raises Refusal if the parameters that no message contains are not the server's."""
         if frozen_checksum(end.module.net, end.module.travels) != frozen:
             raise Refusal(
                 f"the network of {self.name} has other frozen parameters than the server's: give"
@@ -181,8 +181,7 @@ class Site:
     def _config(self, settings: Settings, folder: Path, about: About) -> DictConfig:
         """The site's own config with the server's numbers, for its own data and folders.
 
-        Raises:
-            ValueError: the configs differ in more than these numbers; names the keys.
+        Raises Refusal, with the keys, if the configs differ in more than these numbers.
         """
         cfg: Any
         if settings.config:
@@ -245,7 +244,9 @@ class Site:
         return {"uploads": uploads, "states": self._written(clients)}
 
     def _refuse_other_download(self, download: Download) -> None:
-        """Raises ValueError for another model, or for numbers that no run of these clients has."""
+        """Raises MessageError for another model, and SettingError for numbers that no run of these
+        clients has.
+        """
         refuse_other(
             "the server's model", download.broadcast_model, self.end.module.travelling_state()
         )
@@ -321,9 +322,8 @@ def own_samples(
     """The samples in a site's ``.npz``, with labels numbered like the run's ``classes``; None: the
     task has no classes.
 
-    Raises:
-        ValueError: the file has a class that the run does not know, or float vectors that need a
-            common mean.
+    Raises Refusal if the file has a class that the run does not know, or float vectors that need a
+    common mean.
     """
     dataset = read_arrays(path, TEST)
     if standardize and dataset.train.x.dtype.kind == "f":

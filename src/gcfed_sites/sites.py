@@ -131,9 +131,7 @@ class Sites(SeparateClients):
     def start(self) -> None:
         """Tells every site which run this is, and learns which clients it holds.
 
-        Raises:
-            ValueError: a site refuses, or a client is held by two sites or by none; with the
-                reasons.
+        Raises Refusal, with the reasons, if a site refuses, or if two sites or none hold a client.
         """
         module = self.program.module
         if module.trainer.world_size > 1:
@@ -193,7 +191,7 @@ class Sites(SeparateClients):
         log.info("%s holds the clients %s with %s samples", site, clients, sizes)
 
     def _refuse_contradictions(self) -> None:
-        """Raises ValueError if a client is held by two sites or by none."""
+        """Raises Refusal if two sites or none hold a client."""
         for client in range(len(self._sizes)):
             holders = sorted(site for site, clients in self._held.items() if client in clients)
             if len(holders) != 1:
@@ -212,9 +210,8 @@ class Sites(SeparateClients):
     ) -> Outcome:
         """Receives the uploads of these clients as they arrive.
 
-        Raises:
-            ConnectionError: fewer clients than ``least`` answer before the deadline; says which
-                sites failed, and why.
+        Raises ConnectionError if fewer clients than ``least`` answer before the deadline. It says
+        which sites failed, and why.
         """
         self._round = download.round
         self._done = {}

@@ -8,7 +8,8 @@ strict mode.
     Proximal(-1)    # SettingError: mu=-1 must be at least 0.
 
 Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
-    :mod:`gcfed.utils.instantiate` adds the key.
+
+:mod:`gcfed.utils.instantiate` adds the key.
 """
 
 from __future__ import annotations
