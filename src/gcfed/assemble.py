@@ -111,26 +111,54 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     check_labels(data, module.net, module.task)
     if not clients_only:
         _warn_of_long_steps(module.make_optimizer)
-    loop = build_loop(cfg, data.num_clients)
-    kind = ClientPart if clients_only else Part
-    methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
-    result = result_of(methods)
-    metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
-    users_callbacks = build_all(cfg, "callbacks", Callback)
-    callbacks: list[Callback] = [loop, *methods, *metrics, *users_callbacks]
-    loop.bind(callbacks, data, module)
-    written = columns_of_parts(
-        loop,
+    parts = _build_parts(cfg, data.num_clients, ClientPart if clients_only else Part)
+    result = result_of(parts.methods)
+    loop = parts.loop
+    loop.bind(parts.in_order, data, module)
+    parts.columns(
         module.task,
-        callbacks,
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
     )
-    check_monitors(users_callbacks, written)
     if loop.transport.separate_clients:
-        _refuse_client_callbacks(users_callbacks)
+        _refuse_client_callbacks(parts.callbacks)
     loop.stores.require_folder()
-    return Assembly(module, data, loop, methods, callbacks, result)
+    return Assembly(module, data, loop, parts.methods, parts.in_order, result)
+
+
+@dataclass(frozen=True)
+class _Parts:
+    """The parts of a run that need neither data nor network to be built."""
+
+    loop: FederatedLoop
+    methods: list[Part]
+    metrics: list[Part]
+    callbacks: list[Callback]  # those of the config's group ``callbacks``
+
+    @property
+    def in_order(self) -> list[Callback]:
+        """All parts, in the order of their hooks."""
+        return [self.loop, *self.methods, *self.metrics, *self.callbacks]
+
+    def columns(self, task: Task, *, has_validation: bool, has_client_tests: bool) -> RunColumns:
+        """What the run writes. Raises Refusal if a callback watches another column."""
+        written = columns_of_parts(
+            self.loop,
+            task,
+            self.in_order,
+            has_validation=has_validation,
+            has_client_tests=has_client_tests,
+        )
+        check_monitors(self.callbacks, written)
+        return written
+
+
+def _build_parts(cfg: DictConfig, num_clients: int, kind: type[Part] = Part) -> _Parts:
+    """The loop, and the methods and metrics of this kind. Raises Refusal."""
+    loop = build_loop(cfg, num_clients)
+    methods = [part for part in build_methods(cfg) if isinstance(part, kind)]
+    metrics = [part for part in parts_of(build_all(cfg, "metrics")) if isinstance(part, kind)]
+    return _Parts(loop, methods, metrics, build_all(cfg, "callbacks", Callback))
 
 
 def check_buildable(cfg: DictConfig) -> RunColumns:
@@ -155,19 +183,13 @@ def build_without_data(cfg: DictConfig) -> RunColumns:
     if cfg.model.get("_target_") is not None:
         target_of(cfg.model)
     num_clients = cfg.participation.num_clients
-    loop = build_loop(cfg, MANY_CLIENTS if num_clients is None else num_clients)
-    metrics = parts_of(build_all(cfg, "metrics"))
-    callbacks = build_all(cfg, "callbacks", Callback)
-    written = columns_of_parts(
-        loop,
+    parts = _build_parts(cfg, MANY_CLIENTS if num_clients is None else num_clients)
+    return parts.columns(
         task,
-        [*build_methods(cfg), *metrics, *callbacks],
         # data of the user's own may have splits of their own
         has_validation=bool(cfg.data.get("validation", True)),
         has_client_tests=bool(cfg.data.get("client_test", True)),
     )
-    check_monitors(callbacks, written)
-    return written
 
 
 def start_at_random(cfg: DictConfig) -> None:
