@@ -333,6 +333,20 @@ def test_a_parameter_whose_rows_belong_to_no_output_is_no_weight(orthogonal_map,
     assert order.weights == []
 
 
+class Symmetric(nn.Module):
+    """A parametrization: the exponential of a symmetric matrix, by its eigenvectors."""
+
+    def forward(self, weight):
+        values, vectors = torch.linalg.eigh(weight + weight.T)
+        return vectors @ torch.diag(values.exp()) @ vectors.T
+
+
+def test_eigenvectors_mix_the_rows_of_a_parameter():
+    layer = nn.Linear(8, 8)
+    parametrize.register_parametrization(layer, "weight", Symmetric())
+    assert forward_order(layer, X).added == {"parametrizations.weight.original"}
+
+
 class Standardized(nn.Conv1d):
     """Weight standardization: each output's entries have mean 0 and variance 1."""
 

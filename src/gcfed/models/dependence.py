@@ -24,7 +24,7 @@ class Change:
     Attributes:
         func: the operation, such as ``aten.mul.Tensor``.
         t: the input.
-        results: what the operation returned. Only the first result counts.
+        results: what the operation returned.
     """
 
     func: Any
@@ -46,7 +46,7 @@ class Change:
         if not self._can_run_again():
             return True
         first_entry = (0,) * self.t.dim()
-        num_dependent = int(self._dependent(first_entry).sum())
+        num_dependent = int(self._dependent(first_entry, 0).sum())
         return num_dependent * self.t.numel() >= self.results[0].numel()
 
     def mixes(self) -> bool:
@@ -55,12 +55,17 @@ class Change:
         """
         if not self._is_new() or not self._can_run_again():
             return False
-        if self.t.dim() < 2 or self.results[0].shape != self.t.shape:
+        if self.t.dim() < 2:
             return False
-        of_last_row = self._dependent((-1,)).flatten(1)
+        matrices = [i for i, t in enumerate(self.results) if t.shape == self.t.shape]
+        return any(self._mixes_in(place) for place in matrices)
+
+    def _mixes_in(self, place: int) -> bool:
+        """Whether the result at this place mixes the rows and the columns of the input."""
+        of_last_row = self._dependent((-1,), place).flatten(1)
         if of_last_row.any(1).sum() < 2:
             return False
-        of_first_column = self._dependent((slice(None), 0)).transpose(0, 1).flatten(1)
+        of_first_column = self._dependent((slice(None), 0), place).transpose(0, 1).flatten(1)
         return bool(of_first_column.any(1).sum() > 1)
 
     def _is_new(self) -> bool:
@@ -74,8 +79,10 @@ class Change:
             return False
         return not self.t.is_meta and (self.t.is_floating_point() or self.t.is_complex())
 
-    def _dependent(self, entries: Any) -> Tensor:
-        """Which entries of the result depend on these entries of the input, as a mask."""
+    def _dependent(self, entries: Any, place: int) -> Tensor:
+        """Which entries of the result at this place depend on these entries of the input, as a
+        mask.
+        """
         changed = self.t.clone(memory_format=torch.contiguous_format)
         changed[entries] = torch.nan
 
@@ -84,6 +91,6 @@ class Change:
 
         args, kwargs = tree_map(replaced, (tuple(self.args), dict(self.kwargs)))
         try:
-            return tensors_in(self.func(*args, **kwargs))[0].isnan()
+            return tensors_in(self.func(*args, **kwargs))[place].isnan()
         except RuntimeError:  # some decompositions refuse NaN
-            return torch.ones_like(self.results[0], dtype=torch.bool)
+            return torch.ones_like(self.results[place], dtype=torch.bool)
