@@ -231,6 +231,7 @@ def test_marked_differences_stand_after_holms_correction(gains, marks):
     assert [text.partition(")")[2] for text in texts[:-1]] == marks
     is_explained = "Holm's correction for the 2 differences" in " ".join(table.notes)
     assert is_explained == (len(gains) > 1)
+    assert ("also after Holm's correction}" in table.latex) == ("*" in marks)
 
 
 @pytest.mark.parametrize(

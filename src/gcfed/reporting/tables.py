@@ -67,7 +67,10 @@ class Sheet:
         cells = cells.rename(columns=lambda name: _IN_CAPTION.sub("", name))
         alignment = "l" + "r" * (self.printed - 1)
         tabular = cells.to_latex(index=False, column_format=f"@{{}}{alignment}@{{}}")
-        return _FLOAT % (self.title.translate(marks), self.name, tabular)
+        caption = self.title.translate(marks)
+        if ")*" in tabular:
+            caption += "; *: also after Holm's correction"
+        return _FLOAT % (caption, self.name, tabular)
 
     @property
     def html(self) -> str:
