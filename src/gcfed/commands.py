@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from gcfed.utils.refusal import Failed
 from gcfed.utils.stopped import Stopped, stop
 from gcfed.utils.streams import keep_streams
 
@@ -26,14 +27,6 @@ if TYPE_CHECKING:
 DEBUG = "debug=true"  # the words debug=fast and others are settings of a run
 
 Command = Callable[["DictConfig"], None]
-
-
-class Failed(BaseException):
-    """Carries the error of a run past Hydra, which would print a line of its own."""
-
-    def __init__(self, error: Exception) -> None:
-        super().__init__(error)
-        self.error = error
 
 
 def _run(name: str, command: Command) -> None:

@@ -27,9 +27,9 @@ from omegaconf import DictConfig
 
 from gcfed.folders.folder import FAILURE, SUMMARY
 from gcfed.folders.identity import leaves
-from gcfed.utils.compose import has_odd_letters, quoted
+from gcfed.utils.compose import has_odd_letters, quoted, refuse_measure_of_search
 from gcfed.utils.machine import cores, launched, leads
-from gcfed.utils.refusal import Refusal
+from gcfed.utils.refusal import Failed, Refusal
 
 WAIT = 0.1  # seconds between two looks at the processes
 #: What a process runs: it reads a config from its standard input.
@@ -101,6 +101,12 @@ class SweepProgress(Callback):
         self.num_done = 0
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Ends the command before the first job if every job would be refused."""
+        if is_basic(config):
+            try:
+                refuse_measure_of_search(config.hydra.overrides.task)
+            except Refusal as error:
+                raise Failed(error) from error
         self.total = jobs_of_sweep(config)
 
     def on_job_start(self, config: DictConfig, **kwargs: Any) -> None:
@@ -121,8 +127,7 @@ class SweepProgress(Callback):
             self.times.append(time.monotonic() - self.started)
 
     def on_multirun_end(self, config: DictConfig, **kwargs: Any) -> None:
-        is_sweep = "BasicSweeper" in config.hydra.sweeper.get("_target_", "")
-        if leads() and is_sweep and self.num_done > 1:
+        if leads() and is_basic(config) and self.num_done > 1:
             root = relpath(self.root)
             if has_odd_letters(root):
                 root = quoted(root)
@@ -139,6 +144,11 @@ class SweepProgress(Callback):
         return f"{line}, {time_left(sum(self.times), len(self.times), self.total - number)}"
 
 
+def is_basic(config: DictConfig) -> bool:
+    """Whether a sweep runs all combinations of its values; not if it searches."""
+    return str(config.hydra.sweeper.get("_target_")).endswith(f".{BasicSweeper.__name__}")
+
+
 def jobs_of_sweep(config: DictConfig) -> int | None:
     """How many jobs a sweep or search has; None for a sweeper that does not say so.
 
@@ -148,7 +158,7 @@ def jobs_of_sweep(config: DictConfig) -> int | None:
     sweeper = config.hydra.sweeper
     if "n_trials" in sweeper:
         return int(sweeper.n_trials)
-    if not str(sweeper.get("_target_")).endswith(f".{BasicSweeper.__name__}"):
+    if not is_basic(config):
         return None
     common = [f"{key}={value}" for key, value in (sweeper.get("params") or {}).items()]
     parser = OverridesParser.create(GlobalHydra.instance().config_loader())

@@ -127,6 +127,16 @@ def test_a_sweep_with_a_refused_job_counts_on_and_ends_with_its_reason(tmp_path)
     assert len([*(tmp_path / "logs").rglob("summary.json")]) == 2
 
 
+def test_a_measure_of_a_search_ends_a_sweep_before_its_first_job(tmp_path):
+    words = (*FAST, f"paths.log_dir={tmp_path / 'logs'}", "seed=1,2", "-m")
+    printed = type_command(tmp_path, "train.py", *words, "optimized_metric=final:test/acc", code=1)
+    assert printed.strip() == (
+        "optimized_metric=final:test/acc has no effect without a search, such as -m"
+        " hparams_search=digits_optuna."
+    )
+    assert not (tmp_path / "logs").exists()
+
+
 def test_a_single_run_prints_no_such_line(tmp_path):
     words = (*FAST, f"paths.output_dir={tmp_path / 'run'}")
     assert "job 1" not in type_command(tmp_path, "train.py", *words)

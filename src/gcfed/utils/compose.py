@@ -165,15 +165,23 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> Non
 
     A config file may set such a key, as models do for the case that there is GC.
     """
+    if not searches:
+        refuse_measure_of_search(words)
     for word in words:
-        key, _, value = word.removeprefix("++").partition("=")
-        if key == SEARCHED and value != "null" and not searches:
-            raise Refusal(
-                f"{word} has no effect without a search, such as -m hparams_search=digits_optuna."
-            )
+        key, _, _ = word.removeprefix("++").partition("=")
         why = _why_idle(cfg, key)
         if why:
             raise Refusal(why)
+
+
+def refuse_measure_of_search(words: Sequence[str]) -> None:
+    """Raises Refusal if the user set ``optimized_metric``, because there is no search."""
+    for word in words:
+        key, _, value = word.removeprefix("++").partition("=")
+        if key == SEARCHED and value != "null":
+            raise Refusal(
+                f"{word} has no effect without a search, such as -m hparams_search=digits_optuna."
+            )
 
 
 def _why_idle(cfg: DictConfig, key: str) -> str:

@@ -23,6 +23,14 @@ class MissingFile(Refusal, FileNotFoundError):
     """A file or folder that is not there; names the key."""
 
 
+class Failed(BaseException):
+    """Carries an error past Hydra, which would print a line of its own, or only warn."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
 def message_of(error: BaseException | str) -> str:
     """The message of an error in one line."""
     return " ".join(str(error).split())
