@@ -150,7 +150,7 @@ def compare(
     logs = next(iter(composed_configs.values())).paths.log_dir
     if not folder:
         folder = Path(logs, "compare", launch_folder() or f"{datetime.now():{NOW}}")
-    root = Path(folder).absolute()
+    root = Path(folder).expanduser().absolute()
     folders = {
         (method, seed): root / f"{names[method]}_seed{seed}" for seed in seeds for method in names
     }

@@ -101,8 +101,10 @@ def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
 
 def _guarded(command: Command, cfg: DictConfig) -> None:
     """Calls the command. A sweep goes on after a job that fails, so its error is shown at once."""
+    from gcfed.utils.home import expand_home
     from gcfed.utils.machine import in_sweep
 
+    expand_home(cfg)
     try:
         command(cfg)
     except Exception as error:

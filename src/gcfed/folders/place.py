@@ -42,7 +42,7 @@ def with_folder(cfg: DictConfig) -> DictConfig:
     The folder is new if the user has not named one and the run does not continue an earlier one.
     """
     chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
-    folder = Path(cfg.paths.output_dir).absolute()
+    folder = Path(cfg.paths.output_dir).expanduser().absolute()
     if chosen and cfg.ckpt_path is None and launch_folder() is None and leads():
         folder = new_folder(folder)
     cfg = deepcopy(cfg)
@@ -159,13 +159,14 @@ def run_dir(base: str, ckpt_path: Any, now: str, changed: str = "", *, _root_: A
     ``ckpt_path``. ``ckpt_path=last`` is the newest run below ``base`` that has a checkpoint and the
     identity of this config.
     """
+    runs = Path(base).expanduser()
     if ckpt_path == "last":
-        folder = _newest_with(Path(base), identity(_root_))
+        folder = _newest_with(runs, identity(_root_))
         if folder is not None:
             return str(folder)
     elif isinstance(ckpt_path, str) and Path(ckpt_path).parent.name == "checkpoints":
-        return str(Path(ckpt_path).parent.parent)
-    return str(Path(base) / (launch_folder() or _folder_name(now, changed)))
+        return str(Path(ckpt_path).expanduser().parent.parent)
+    return str(runs / (launch_folder() or _folder_name(now, changed)))
 
 
 def _folder_name(now: str, changed: str) -> str:
@@ -209,15 +210,16 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     """A new folder for a sweep; with ``ckpt_path=last`` the folder of the newest sweep with the
     same overrides.
     """
+    sweeps = Path(base).expanduser()
     if ckpt_path == "last":
         # Hydra has no config for a sweep as a whole: compare the command line with that of earlier
         # sweeps.
         mine = changing_results(word for word in sys.argv[1:] if is_override(word))
-        for written in sorted(Path(base).glob("multirun_*/multirun.yaml"), reverse=True):
+        for written in sorted(sweeps.glob("multirun_*/multirun.yaml"), reverse=True):
             of_sweep = OmegaConf.select(OmegaConf.load(written), "hydra.overrides.task") or ()
             if changing_results(of_sweep) == mine:
                 return str(written.parent)
-    return str(Path(base) / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
+    return str(sweeps / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
 def job_dir(overrides: str) -> str:

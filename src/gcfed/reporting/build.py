@@ -77,8 +77,8 @@ def write_report(
     Raises FileNotFoundError for a root that does not exist; Refusal without a run, or for a
     measure that no run has.
     """
-    out = Path(out)
-    folders = [Path(root) for root in roots or [LOGS]]
+    out = Path(out).expanduser()
+    folders = [Path(root).expanduser() for root in roots or [LOGS]]
     asked = [measures] if isinstance(measures, str) else [*(measures or ())]
     for measure in asked:
         parse(measure, "measures")

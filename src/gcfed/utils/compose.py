@@ -27,6 +27,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.utils.config_files import ConfigFiles
+from gcfed.utils.home import expand_home
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
@@ -129,7 +130,7 @@ def searchpath(config_dir: str | Path, words: Iterable[str]) -> str:
     """The override with which Hydra also looks for files in a folder."""
     if not str(config_dir):
         raise Refusal("config_dir has no value: name a folder, as in --config-dir conf.")
-    folder = Path(config_dir).absolute()
+    folder = Path(config_dir).expanduser().absolute()
     if not folder.is_dir():
         raise MissingFile(f"config_dir={config_dir}: there is no such folder.")
     if any(word.startswith(f"{SEARCHPATH}=") for word in words):
@@ -154,7 +155,12 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
+<<<<<<< HEAD
     searches = any(map(SEARCH.match, overrides))
+=======
+    expand_home(cfg)
+    searches = any(re.match(r"\+?(hparams_search|hydra/sweeper)=", word) for word in overrides)
+>>>>>>> 1da0942a2 (Expand ~/ in YAML files of one's own and in Python)
     refuse_idle(cfg, overrides, searches=searches)
     return cfg
 
