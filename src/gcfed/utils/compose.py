@@ -155,12 +155,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
         ConfigLoaderImpl._apply_overrides_to_config(values, cfg)
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
-<<<<<<< HEAD
-    searches = any(map(SEARCH.match, overrides))
-=======
     expand_home(cfg)
-    searches = any(re.match(r"\+?(hparams_search|hydra/sweeper)=", word) for word in overrides)
->>>>>>> 1da0942a2 (Expand ~/ in YAML files of one's own and in Python)
+    searches = any(map(SEARCH.match, overrides))
     refuse_idle(cfg, overrides, searches=searches)
     return cfg
 
