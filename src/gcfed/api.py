@@ -223,10 +223,10 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     folders that are left out because their files cannot be read.
 
     Columns: ``folder``; ``place`` (data, model, clients, rounds) and ``method``, as in the report;
-    ``seed``; ``state`` (finished, diverged, failed or unfinished) and its ``reason``; ``repeated``,
-    True if a later run of the same settings and seed counts instead; ``rounds``, the number of
-    finished rounds; each dotted key in which the runs differ; each measure, NaN if the run has no
-    value. Accuracies are shares from 0 to 1.
+    ``seed``; ``state`` (finished, diverged, failed, interrupted or unfinished) and its ``reason``;
+    ``repeated``, True if a later run of the same settings and seed counts instead; ``rounds``, the
+    number of finished rounds; each dotted key in which the runs differ; each measure, NaN if the
+    run has no value. Accuracies are shares from 0 to 1.
 
     Args:
         roots: folders with runs; by default ``logs``.
