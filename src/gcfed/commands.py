@@ -29,11 +29,24 @@ DEBUG = "debug=true"  # the words debug=fast and others are settings of a run
 Command = Callable[["DictConfig"], None]
 
 
-def _run(name: str, command: Command) -> None:
-    """Calls the command with the config that Hydra composes from ``configs/<name>.yaml`` and the
-    command line.
-    """
-    _call(partial(_compose_and_call, name, command))
+def train() -> None:
+    """``gcfed-train``: trains a run, or with ``-m`` those of a sweep or search."""
+    _call(partial(_compose_and_call, "train", _train))
+
+
+def evaluate() -> None:
+    """``gcfed-eval``: tests the global model of a run."""
+    _call(partial(_compose_and_call, "eval", _evaluate))
+
+
+def report() -> None:
+    """``gcfed-report``: tables, figures and a page of finished runs."""
+    _call(partial(_compose_and_call, "report", _report))
+
+
+def table() -> None:
+    """``gcfed-table my.yaml``: trains the cells of a table and compares them."""
+    _call(_table)
 
 
 def _call(command: Callable[[list[str]], int | None]) -> None:
@@ -59,6 +72,9 @@ def _call(command: Callable[[list[str]], int | None]) -> None:
 
 
 def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
+    """Calls the command with the config that Hydra composes from ``configs/<name>.yaml`` and the
+    command line. Hydra calls it once for each job of a sweep.
+    """
     import hydra
 
     from gcfed.folders.place import run_config  # its resolvers name the folders of runs
@@ -190,17 +206,7 @@ def _report(cfg: DictConfig) -> None:
     write_report(*([roots] if isinstance(roots, str) else roots or ()), **values)
 
 
-def table() -> None:
-    """``gcfed-table my.yaml``: trains the cells of a table and compares them."""
-    _call(_table)
-
-
 def _table(words: list[str]) -> int:
     from gcfed.tables.command import main
 
     return main(words)
-
-
-train = partial(_run, "train", _train)
-evaluate = partial(_run, "eval", _evaluate)
-report = partial(_run, "report", _report)
