@@ -92,13 +92,10 @@ SECTIONS = (
 OPTIONAL_SECTIONS = ("model.lora",)  # null means without
 
 
-def check(cfg: DictConfig) -> dict[str, Any]:
-    """Returns all values of a config.
-
-    Raises Refusal for a setting that cannot work or has no effect, and names its key.
-    """
+def check(cfg: DictConfig) -> None:
+    """Raises Refusal for a setting that cannot work or has no effect, and names its key."""
     try:
-        values: Any = OmegaConf.to_container(cfg, resolve=True)
+        OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
         raise Refusal(message_of(error)) from None
     _check_sections(cfg)
@@ -107,7 +104,6 @@ def check(cfg: DictConfig) -> dict[str, Any]:
     _check_groups_of_clients(cfg)
     if _searches_without_sweep():
         raise Refusal("hparams_search=… is a sweep: add -m.")
-    return values
 
 
 @cache

@@ -149,8 +149,8 @@ def composed_work(job: Job, folder: Path) -> Work:
     try:
         cfg = composed(job.overrides)
         OmegaConf.update(cfg, "paths.output_dir", str(folder))
-        values = check(cfg)
-        return Work(job, cfg, leaves(values), folder)
+        check(cfg)
+        return Work(job, cfg, leaves(cfg), folder)
     except (ValueError, OmegaConfBaseException) as error:
         raise Refusal(f"{job.title}: {message_of(error)}") from None
 
