@@ -13,7 +13,7 @@ from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
-from gcfed.checkpoints.reading import fingerprint
+from gcfed.checkpoints.record import fingerprint
 from gcfed.federated.parts import ServerPart
 from gcfed.folders.identity import digest, identity, leaves
 from gcfed.run import evaluate, train

@@ -28,13 +28,13 @@ from gcfed.callbacks.after_round import why_stopped
 from gcfed.callbacks.curves import Curves
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
-    RunRecord,
     checkpoint_of,
     load_weights,
     require_fitting,
     resume,
     warn_of_other_scaling,
 )
+from gcfed.checkpoints.record import RunRecord
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule

@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed import __version__
 from gcfed.assemble import assemble
-from gcfed.checkpoints.reading import fingerprint
+from gcfed.checkpoints.record import fingerprint
 from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner

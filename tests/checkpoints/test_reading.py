@@ -15,11 +15,10 @@ from harness import Spy
 
 from gcfed.checkpoints.reading import (
     checkpoint_of,
-    checksum,
-    fingerprint,
     load_checkpoint,
     load_weights,
 )
+from gcfed.checkpoints.record import checksum, fingerprint
 from gcfed.data.base import Split
 from gcfed.data.partition import Partition
 from gcfed.run import evaluate, train
@@ -91,7 +90,7 @@ def test_a_resumed_run_knows_the_versions_of_its_earlier_rounds(
     folder = tmp_path / "run"
 
     def go(rounds, version, *overrides):
-        monkeypatch.setattr("gcfed.checkpoints.reading.__version__", version)
+        monkeypatch.setattr("gcfed.checkpoints.record.__version__", version)
         train(config(*FAST, f"rounds={rounds}", *overrides, folder=folder))
         return json.loads((folder / "summary.json").read_text())["version"]
 

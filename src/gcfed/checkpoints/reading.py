@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 import zipfile
-import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -16,113 +14,21 @@ from typing import Any
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from gcfed import __version__
-from gcfed.callbacks.after_round import why_stopped
-from gcfed.data.datamodule import FederatedDataModule
+from gcfed.checkpoints.record import RunRecord
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
 from gcfed.folders.folder import CHECKPOINT, EXPORT
-from gcfed.folders.identity import differences, digest, leaves
-from gcfed.folders.versions import UNKNOWN
+from gcfed.folders.identity import differences
 from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = logging.getLogger(__name__)
-VERSION = re.compile(r"[\w.+ -]{1,100}")
 PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
-
-
-class RunRecord(Callback):
-    """Writes into each checkpoint the settings that identify its run, the checksums of its data,
-    and the number of processes and the version of this project that trained its rounds.
-
-    ``about`` has digests of the settings and the checksums, for ``summary.json``.
-    """
-
-    def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
-        counted = leaves(cfg)
-        checksums = fingerprint(data)
-        self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
-        self.about["data"] = digest(checksums)
-        self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
-        # a round → the number of processes from then on, until the next entry
-        self.processes: dict[int, int] = {}
-        # a round → the version from then on, likewise
-        self.versions: dict[int, str] = {}
-
-    def version(self, rounds: int) -> str:
-        """The versions that trained the first ``rounds``, such as ``0.2.0``, in their order."""
-        used = [version for first, version in self.versions.items() if first <= rounds]
-        return ", ".join(dict.fromkeys(used))
-
-    def restore(self, there: Mapping[str, Any], rounds: int) -> None:
-        """Takes what the record of a checkpoint tells of its finished ``rounds``.
-
-        Checkpoints of earlier versions do not tell the processes, or their version. Warns if
-        another version trained these rounds.
-
-        Raises ValueError if no run can have written it.
-        """
-        processes = there.get("processes", {})
-        for first, number in processes.items():
-            are_whole = type(first) is int and type(number) is int
-            if not (are_whole and 1 <= first <= rounds and number >= 1):
-                raise ValueError(f"its record has {number!r} processes from round {first!r} on")
-        self.processes = dict(sorted(processes.items()))
-        versions = there.get("versions", {1: UNKNOWN})
-        for first, version in versions.items():
-            is_version = isinstance(version, str) and VERSION.fullmatch(version)
-            if not (type(first) is int and 1 <= first <= rounds and is_version):
-                raise ValueError(f"its record has the version {version!r} from round {first!r} on")
-        self.versions = dict(sorted(versions.items()))
-        before = self.version(rounds)
-        if before != __version__:
-            log.warning(
-                "version %s trained the first %d rounds of this run, and %s trains the others."
-                " CHANGELOG.md lists the numbers that change between versions",
-                before,
-                rounds,
-                __version__,
-            )
-
-    def on_train_start(self, trainer: Trainer, *_: Any) -> None:
-        """Notes the processes and the version of the rounds that follow.
-
-        A resumed run that early stopping has ended trains no further round.
-        """
-        self.processes[trainer.global_step + 1] = trainer.world_size
-        self.versions[trainer.global_step + 1] = __version__
-        trainer.should_stop = trainer.should_stop or bool(why_stopped(trainer.callbacks))  # type: ignore[attr-defined]
-
-    def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
-        record = {"processes": self.processes, "versions": self.versions}
-        checkpoint["gcfed"] = {**self.content, **record}
-
-
-def fingerprint(data: FederatedDataModule) -> dict[str, str]:
-    """Part of the data → checksum: the samples and labels of each split, and which client holds
-    which sample.
-
-    The samples are those before standardisation, because its last bits differ between machines.
-    """
-    parts = {"clients": checksum(data.partition.indices, data.partition.offsets)}
-    for name, split in data.splits.items():
-        parts |= {f"{name} samples": checksum(split.x), f"{name} labels": checksum(split.y)}
-    return parts
-
-
-def checksum(*arrays: np.ndarray) -> str:
-    """CRC-32 of types, shapes and bytes."""
-    value = 0
-    for array in arrays:
-        value = zlib.crc32(f"{array.dtype} {array.shape}".encode(), value)
-        value = zlib.crc32(np.ascontiguousarray(array).data, value)
-    return f"{value:08x}"
 
 
 def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
