@@ -5,7 +5,7 @@ import shlex
 from types import SimpleNamespace
 
 import pytest
-from conftest import type_command
+from conftest import read_rows, type_command
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.utils import JobReturn, JobStatus
 from omegaconf import OmegaConf
@@ -135,6 +135,15 @@ def test_a_measure_of_a_search_ends_a_sweep_before_its_first_job(tmp_path):
         " hparams_search=digits_optuna."
     )
     assert not (tmp_path / "logs").exists()
+
+
+def test_a_sweep_continues_its_jobs_with_more_rounds(tmp_path):
+    words = (*FAST, f"paths.log_dir={tmp_path / 'logs'}", "seed=1,2", "-m")
+    type_command(tmp_path, "train.py", *words)
+    before = sorted((tmp_path / "logs").rglob("metrics.csv"))
+    type_command(tmp_path, "train.py", *words, "rounds=3", "ckpt_path=last")
+    assert sorted((tmp_path / "logs").rglob("metrics.csv")) == before
+    assert [len(read_rows(path)) for path in before] == [3, 3]
 
 
 def test_a_single_run_prints_no_such_line(tmp_path):

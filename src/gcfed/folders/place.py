@@ -222,10 +222,21 @@ def sweep_dir(base: str, ckpt_path: str | None) -> str:
     return str(sweeps / datetime.now().strftime("multirun_%Y-%m-%d_%H-%M-%S-%f"))
 
 
-def job_dir(overrides: str) -> str:
-    """The folder of a sweep's job: its overrides, with a digest if some are left out or have a
-    slash.
+def job_dir(overrides: str, sweep: str = "", ckpt_path: Any = None, *, _root_: Any = None) -> str:
+    """The name of the folder of a sweep's job: its overrides, with a digest if some are left out or
+    have a slash.
+
+    With ``ckpt_path=last`` it is the job of the folder ``sweep`` that this one continues: it has
+    the same identity, and may have had fewer rounds, which are in its name.
     """
+    name = _job_name(overrides)
+    if ckpt_path != "last" or (Path(sweep) / name / CHECKPOINT).is_file():
+        return name
+    folder = _newest_with(Path(sweep), identity(_root_))
+    return name if folder is None else folder.name
+
+
+def _job_name(overrides: str) -> str:
     name = re.sub(r"[/\\]", "-", brief(overrides))
     if name == overrides:
         return name
