@@ -43,6 +43,16 @@ def test_ckpt_path_last_without_an_earlier_run_starts_only_jobs_of_a_sweep(
     assert train(cfg).metrics["round"] == 2
 
 
+def test_ckpt_path_last_tells_what_differs_from_the_newest_run(config, tmp_path):
+    train(config(*FAST, "client.optimizer.lr=0.01", folder=tmp_path / "earlier"))
+    cfg = config(*FAST, "client.optimizer.lr=0.5", "ckpt_path=last", folder=tmp_path / "new")
+    with refuses(r"The newest one there, earlier, .*: client\.optimizer\.lr is 0\.01 there, 0\.5"):
+        train(cfg)
+    (tmp_path / "earlier" / "config.yaml").write_text("a: [")
+    with refuses(r"would be [^)]*/new\)\. Repeat the overrides"):
+        train(cfg)
+
+
 def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tmp_path):
     """For a test and for a run that continues; also a folder of runs."""
     start = re.escape(f"ckpt_path={tmp_path} is a folder. Set ckpt_path=")

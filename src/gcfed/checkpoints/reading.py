@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import yaml
 from lightning.pytorch import Callback
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
@@ -22,8 +23,9 @@ from torch import Tensor
 from gcfed.checkpoints.record import RunRecord
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
-from gcfed.folders.folder import CHECKPOINT, EXPORT
-from gcfed.folders.identity import differences
+from gcfed.folders.folder import CHECKPOINT, CONFIG, EXPORT
+from gcfed.folders.identity import differences, leaves
+from gcfed.folders.reading import read_yaml
 from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
@@ -43,8 +45,8 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
         if not in_sweep():
             raise MissingFile(
                 "ckpt_path=last: no earlier run with these settings has a checkpoint (its folder"
-                f" would be {folder}). Repeat the overrides of the run to continue, or set"
-                f" ckpt_path=<run>/{CHECKPOINT}."
+                f" would be {folder}).{_newest_beside(folder, cfg)} Repeat the overrides of the run"
+                f" to continue, or set ckpt_path=<run>/{CHECKPOINT}."
             )
         log.warning(
             "ckpt_path=last: this job of the sweep has no checkpoint yet. It starts in %s", folder
@@ -52,6 +54,21 @@ def checkpoint_of(cfg: DictConfig, folder: Path) -> Path | None:
         return None
     _require_file(path)
     return path
+
+
+def _newest_beside(folder: Path, cfg: DictConfig) -> str:
+    """A sentence about the newest run beside this folder that has a checkpoint, and what differs;
+    "" without such a run.
+    """
+    files = list(folder.parent.glob(f"*/{CHECKPOINT}"))
+    if not files:
+        return ""
+    newest = max(files, key=lambda file: file.stat().st_mtime).parent.parent
+    try:
+        differing = differences(leaves(read_yaml(newest / CONFIG)), leaves(cfg))
+    except (Refusal, OSError, yaml.YAMLError):  # a damaged file
+        return ""
+    return f" The newest one there, {newest.name}, has other settings: {differing}."
 
 
 def _require_file(path: str | Path) -> None:
