@@ -167,7 +167,7 @@ def checked_upload(content: Mapping[str, Any], asked: RoundTask) -> Upload:
     Raises Exception, with a name, if anything else was sent.
     """
     upload = read_upload(content, asked.expected)
-    require(upload.round == asked.round, "round", upload.round)
+    require(upload.round_index == asked.round, "round", upload.round_index)
     known = np.isin(upload.clients, asked.clients)
     require(bool(known.all()), "clients", upload.clients)
     rows = np.searchsorted(asked.clients, upload.clients)

@@ -252,7 +252,7 @@ class Site:
         )
         validated("the server's seed", download.seed, Whole)
         validated("the server's learning rate", download.lr, Weight)
-        validated("the server's round", download.round, Whole)
+        validated("the server's round", download.round_index, Whole)
 
     def _restore(self, clients: list[int], states: About) -> None:
         """Goes back to the first of these versions of each client's state.

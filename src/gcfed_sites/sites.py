@@ -213,14 +213,14 @@ class Sites(SeparateClients):
         Raises ConnectionError if fewer clients than ``least`` answer before the deadline. It says
         which sites failed, and why.
         """
-        self._round = download.round
+        self._round = download.round_index
         self._done = {}
         self._hear_late_answers()
         asked = self._holders(clients)
         tasks = self._tasks(asked)
         missing = self._not_answered(asked)
         message = pack(vars(download))
-        for answer in self._answers("fit", message, tasks, self.deadline, download.round):
+        for answer in self._answers("fit", message, tasks, self.deadline, download.round_index):
             uploads: list[Upload] = []
             with counted_against(answer.site, missing):
                 uploads = self._read(answer, tasks[answer.site], download, expected)
@@ -229,7 +229,7 @@ class Sites(SeparateClients):
         lost = [client for site in missing for client in asked[site]]
         num_unsent = sum(len(unsent) for site, unsent in asked.items() if site not in tasks)
         for site, why in missing.items():
-            log.warning("round %d: %s %s", download.round + 1, site, why)
+            log.warning("round %d: %s %s", download.round_index + 1, site, why)
         self._refuse_too_few(len(clients), len(lost), missing)
         return Outcome(np.array(sorted(lost), dtype=np.int64), num_unsent)
 
@@ -280,10 +280,10 @@ class Sites(SeparateClients):
         planned = self.planned(ids)
         program = self.program
         asked = RoundTask(
-            round=download.round,
+            round=download.round_index,
             clients=ids,
             num_samples=self._sizes[ids],
-            num_steps=program.faults.steps(planned, ids, download.round, download.seed),
+            num_steps=program.faults.steps(planned, ids, download.round_index, download.seed),
             batch_size=program.solver.batch_size,
             least_loss=program.module.task.least_loss(),
             expected=expected,

@@ -252,7 +252,7 @@ def test_the_servers_momentum_does_not_act_in_a_round_without_a_finite_client(fe
 
     class Breaks(Spy):
         def send(self, upload, own, download):
-            upload.delta["0.bias"] *= float("inf") if download.round == 1 else 1
+            upload.delta["0.bias"] *= float("inf") if download.round_index == 1 else 1
 
     train_rounds(
         net,
@@ -424,7 +424,7 @@ class Weighs(ClientPart):
     """Chooses the weight of the task's loss anew in each round: 0 after the first one."""
 
     def on_download(self, download):
-        self.task_weight = 1.0 if download.round == 0 else 0.0
+        self.task_weight = 1.0 if download.round_index == 0 else 0.0
 
 
 @pytest.mark.parametrize("k", [1, 3])

@@ -33,7 +33,7 @@ def an_upload(k=2, **changes):
         "num_steps": np.arange(k) + 9,
         "delta": {n: torch.stack([t * (i + 1) for i in range(k)]) for n, t in MODEL.items()},
         "finite": torch.arange(k) < 1,
-        "round": 3,
+        "round_index": 3,
         "loss": torch.rand(k),
         "num_seen": np.arange(k) * 7,
         "extra": {

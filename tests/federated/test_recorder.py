@@ -288,7 +288,7 @@ class Fades(Spy):
     recordable = "run"
 
     def on_download(self, download):
-        self.task_weight = 1 / (download.round + 1)
+        self.task_weight = 1 / (download.round_index + 1)
 
 
 def test_a_recording_is_not_replayed_with_another_task_weight(twice):
@@ -304,7 +304,7 @@ class Widens(Spy):
     recordable = "run"
 
     def prepare(self, stack, own, download):
-        dtype = torch.float64 if download.round else torch.float32
+        dtype = torch.float64 if download.round_index else torch.float32
         return {"third": torch.tensor(1 / 3, dtype=dtype)}
 
     def on_after_backward(self, trainer, pl_module):

@@ -22,7 +22,7 @@ class Breaks(Spy):
         self.aggregated = []
 
     def send(self, upload, own, download):
-        if (self.where, download.round) == ("sum", 1):
+        if (self.where, download.round_index) == ("sum", 1):
             upload.delta["0.bias"][:, 0] = 1.5e308  # the sum of two overflows
 
     def on_aggregate_end(self, update, round):

@@ -1,8 +1,17 @@
 """Attributes of earlier versions, which methods of one's own may still use."""
 
+import numpy as np
 import pytest
 from conftest import refuses
-from harness import make_download, make_net, make_received, make_round, stack_of, train_rounds
+from harness import (
+    make_download,
+    make_net,
+    make_received,
+    make_round,
+    make_upload,
+    stack_of,
+    train_rounds,
+)
 
 from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.parts import ClientPart, ServerPart
@@ -14,6 +23,8 @@ MODEL = travelling_state(make_net())
     ("thing", "earlier", "today"),
     [
         (make_download(MODEL), "model", "Download.broadcast_model"),
+        (make_download(MODEL), "round", "Download.round_index"),
+        (make_upload({"w": MODEL["0.weight"][None]}, np.ones(1)), "round", "Upload.round_index"),
         (make_round(MODEL), "start", "Round.broadcast_model"),
         (make_round(MODEL), "model", "Round.server_model"),
         (make_received(MODEL), "start", "Round.broadcast_model"),

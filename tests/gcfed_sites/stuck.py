@@ -8,5 +8,5 @@ from gcfed.federated.parts import ClientPart
 
 class Stuck(ClientPart):
     def on_download(self, download):
-        if download.round == 1 and "site-2" in Path.cwd().parts:
+        if download.round_index == 1 and "site-2" in Path.cwd().parts:
             time.sleep(600.0)

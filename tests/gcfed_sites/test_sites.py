@@ -598,7 +598,7 @@ def test_a_server_can_delete_only_states_of_the_clients_that_it_asks(federated, 
         ({"clients": [0] * 9, "states": {mine: [[0]] * 9}}, {}, "a holds the clients [0"),
         ({}, {"lr": float("inf")}, "the server's learning rate=inf"),
         ({}, {"seed": -1}, "the server's seed=-1"),
-        ({}, {"round": "../../other/x"}, "the server's round=../../other/x"),
+        ({}, {"round_index": "../../other/x"}, "the server's round=../../other/x"),
         ({}, {"broadcast_model": model | {"x": model[bias]}}, "x is torch"),
     ):
         message = pack(vars(download) | changes)

@@ -46,7 +46,7 @@ class Diverges(ClientPart):
         self.clients = clients
 
     def prepare(self, stack, own, download):
-        if download.round == 1:
+        if download.round_index == 1:
             lost = np.isin(stack.clients, self.clients)
             next(iter(stack.full.values()))[lost] = torch.inf
 

@@ -116,7 +116,7 @@ class Gaussian(Attack):
 
     def craft(self, sent: list[Tensor], client: int, download: Download) -> None:
         random = torch.Generator(sent[0].device)
-        random.manual_seed(torch_seed(download.seed, "attack", download.round, client))
+        random.manual_seed(torch_seed(download.seed, "attack", download.round_index, client))
         for t in sent:
             size = t.square().mean().sqrt() * self.factor
             t.copy_(torch.randn(t.shape, generator=random, device=t.device, dtype=t.dtype) * size)

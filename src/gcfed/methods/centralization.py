@@ -133,7 +133,7 @@ class LocalGC(ClientPart):
     def on_download(self, download: Download) -> None:
         # what a step needs is worked out once a round
         self._projections: list[tuple[str, int, int, tuple[int, ...]]] = []
-        if self.rounds is not None and download.round >= self.rounds:
+        if self.rounds is not None and download.round_index >= self.rounds:
             return
         for name, ndim in self.axes_of.items():
             projection = (name, ndim, self.groups.get(name, 0), self.mean_axes(ndim))

@@ -150,7 +150,7 @@ class ClientMetric(ServerMetric, ClientPart):
 
     @torch.no_grad()
     def observe(self, stack: ClientStack, download: Download) -> Params | None:
-        index = download.round if download.used is None else download.used
+        index = download.round_index if download.used is None else download.used
         return self.note(stack, download) if self.due(index) else None
 
     def notes(self, round: Round) -> dict[str, Params]:

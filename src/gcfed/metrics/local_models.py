@@ -159,7 +159,7 @@ class Forgetting(OwnNumbers):
         cohort = download.cohort
         chosen = []
         for client in cohort.tolist():
-            rng = generator(download.seed, "forgetting", download.round, client)
+            rng = generator(download.seed, "forgetting", download.round_index, client)
             chosen.append(drawn(self.data.client(client), self.samples, rng))
         sizes = [len(samples) for samples in chosen]
         owner = np.repeat(np.arange(len(chosen)), sizes)

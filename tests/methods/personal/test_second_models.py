@@ -63,7 +63,7 @@ class Poison(ClientPart):
         (ditto,) = [part for part in stack.prepared if isinstance(part, Ditto)]
         v = stack.prepared[ditto]["v"]["0.bias"]
         self.same.append((v == stack.full["0.bias"]).all(1).tolist())
-        if download.round == 0:
+        if download.round_index == 0:
             v[stack.clients == 1] = torch.inf
 
 

@@ -115,7 +115,7 @@ def test_each_client_has_its_own_draws_and_bytes(bits):
         sent[k] = {n: torch.cat([u.delta[n] for u in parts]) for n in ("w", "b")}
     for name in ("w", "b"):
         assert torch.equal(sent[1][name], sent[3][name])
-    for changed in ("round", "seed"):
+    for changed in ("round_index", "seed"):
         other = uploads(3)[0]
         other.clients = np.arange(3) + 10
         quantization(bits).send(other, {}, replace(download, **{changed: 7}))

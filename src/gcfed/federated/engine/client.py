@@ -144,7 +144,7 @@ class ClientRound:
         """The numbers of local steps of these clients, ``[K]``. Some may do fewer than planned."""
         program = self.program
         planned = program.solver.num_steps(program.data.sizes(clients))
-        return program.faults.steps(planned, clients, self.download.round, self.download.seed)
+        return program.faults.steps(planned, clients, self.download.round_index, self.download.seed)
 
     def draw(self, stacks: Sequence[np.ndarray]) -> Iterator[StackDraw]:
         """Draws the batches of each stack's clients, ``[K]``.
@@ -162,10 +162,10 @@ class ClientRound:
         program = self.program
         download = self.download
         plan = program.solver.plan(program.data, clients, download, program.module.device)
-        done = program.faults.steps(plan.steps, clients, download.round, download.seed)
+        done = program.faults.steps(plan.steps, clients, download.round_index, download.seed)
         if (done < plan.steps).any():
             plan = plan.cut(done)
-        seed = torch_seed(download.seed, "dropout", download.round, int(clients[0]))
+        seed = torch_seed(download.seed, "dropout", download.round_index, int(clients[0]))
         return StackDraw(clients, plan, seed)
 
     def train(
@@ -251,7 +251,7 @@ class ClientRound:
             has_finite_weights = finite_clients(stack.full)
             for name, values in states.items():
                 finite = has_finite_weights & finite_clients(values)
-                part.stores.write(name, stack.clients, values, download.round, finite)
+                part.stores.write(name, stack.clients, values, download.round_index, finite)
 
     def _observe(self, stack: ClientStack) -> dict[str, Params]:
         """What the parts note of the stack, by title."""
@@ -280,7 +280,7 @@ class ClientRound:
             num_steps=stack.num_steps,
             delta=delta,
             finite=finite_clients(delta, limit),
-            round=self.download.round,
+            round_index=self.download.round_index,
             loss=loss_K,
             num_seen=num_seen,
             notes=notes,
@@ -301,7 +301,7 @@ class ClientRound:
         for part in program.parts:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
                 finite = None if isinstance(values, EditedState) else upload.finite
-                part.stores.write(name, upload.clients, values, download.round, finite)
+                part.stores.write(name, upload.clients, values, download.round_index, finite)
         if program.listeners:
             self.sent.append(SentUploads(upload.clients, upload.finite))
 
@@ -312,4 +312,4 @@ class ClientRound:
                 states = self._states(part, clients)
                 new_states = part.hear(reply, states, self.download) or {}
                 for name, values in new_states.items():
-                    part.stores.write(name, clients, values, self.download.round, finite)
+                    part.stores.write(name, clients, values, self.download.round_index, finite)

@@ -43,7 +43,7 @@ class Simulation(ProgramTransport):
     def __init__(self, program: ClientProgram, stores: ClientStores, cohort_size: int) -> None:
         super().__init__(program, stores)
         self.cohort_size = cohort_size
-        self._round: ClientRound | None = None  # to which the server may reply
+        self._client_round: ClientRound | None = None  # to which the server may reply
 
     def start(self) -> None:
         vars(self).pop("layout", None)  # it depends on the device, which is known now
@@ -58,10 +58,11 @@ class Simulation(ProgramTransport):
         rank, world = rank_and_world()
         # A site has all its clients in one process. It does not know how much work others have.
         cohort = download.cohort if world > 1 else clients
-        round = self.program.take_download(download)
+        client_round = self.program.take_download(download)
         if self.program.listeners:
-            self._round = round
-        for upload in self._uploads(round, self.deal(round, clients, cohort, rank, world)):
+            self._client_round = client_round
+        stacks = self.deal(client_round, clients, cohort, rank, world)
+        for upload in self._uploads(client_round, stacks):
             receive(upload)
             del upload  # its memory is free while the next stack trains
         return Outcome()
@@ -83,32 +84,37 @@ class Simulation(ProgramTransport):
         if solver is None and rehearsal.in_steps == program.in_steps:
             rehearsal.memory = program.memory
         rank, world = (0, 1) if here else rank_and_world()
-        round = rehearsal.take_download(download)
-        stacks = self.deal(round, clients, clients, rank, world)
-        yield from self._uploads(round, stacks, sends=False)
+        client_round = rehearsal.take_download(download)
+        stacks = self.deal(client_round, clients, clients, rank, world)
+        yield from self._uploads(client_round, stacks, sends=False)
 
     def _uploads(
-        self, round: ClientRound, stacks: Sequence[np.ndarray], sends: bool = True
+        self, client_round: ClientRound, stacks: Sequence[np.ndarray], sends: bool = True
     ) -> Iterator[Upload]:
         """Trains one stack after another, and yields its uploads on the round's stream."""
         layout = self.layout
         layout.begin_round()
-        for drawn in round.draw(stacks):
+        for drawn in client_round.draw(stacks):
             with layout.stack():
-                upload = round.train(drawn, layout.in_turn, sends=sends)
+                upload = client_round.train(drawn, layout.in_turn, sends=sends)
                 with layout.in_turn():
                     yield upload
                 del upload
 
     def reply(self, reply: Mapping[str, Params]) -> None:
-        if self._round is not None:
-            self._round.reply(reply)
+        if self._client_round is not None:
+            self._client_round.reply(reply)
 
     def end_round(self) -> None:
-        self._round = None
+        self._client_round = None
 
     def deal(
-        self, round: ClientRound, clients: np.ndarray, cohort: np.ndarray, rank: int, world: int
+        self,
+        client_round: ClientRound,
+        clients: np.ndarray,
+        cohort: np.ndarray,
+        rank: int,
+        world: int,
     ) -> list[np.ndarray]:
         """The ids of the clients of each stack that process ``rank`` of ``world`` trains, those
         with most local steps first.
@@ -116,7 +122,7 @@ class Simulation(ProgramTransport):
         Args:
             cohort: the clients whose work the processes share; ``clients`` are all or some of them.
         """
-        mine = assign(cohort, round.num_steps(cohort), rank, world)
+        mine = assign(cohort, client_round.num_steps(cohort), rank, world)
         if len(clients) < len(cohort):
             mine = mine[np.isin(mine, clients)]
         size = self.layout.k

@@ -46,7 +46,7 @@ class Download(Message):
     """What the server sends to every client of a round.
 
     Attributes:
-        round: index of the round, from 0. It is also the version of the model.
+        round_index: index of the round, from 0. It is also the version of the model.
         seed: the run's seed; every draw derives from it.
         lr: η_l, the clients' learning rate in this round.
         broadcast_model: the model from which the clients train, name → ``[*shape]``. A method's
@@ -59,7 +59,7 @@ class Download(Message):
             round of the download.
     """
 
-    round: int
+    round_index: int
     seed: int
     lr: float
     broadcast_model: Params
@@ -68,6 +68,7 @@ class Download(Message):
     sent_bytes: dict[str, int] = field(default_factory=dict)
     used: int | None = None
 
+    round = Renamed("round_index")
     model = Renamed("broadcast_model")
 
     @property
@@ -118,7 +119,7 @@ class Upload(Message):
         delta: updates ``w_k − w`` relative to the broadcast model, name → ``[K, *shape]``; hooks
             may rewrite them.
         finite: which clients sent finite numbers only, bool ``[K]`` on the device.
-        round: index of the download's round.
+        round_index: index of the download's round.
         loss: mean task loss of each client's local training, ``[K]`` on the device.
         num_seen: number of samples in their local steps, counted in every epoch, ``[K]``.
         extra: what they send in addition to Δ, by name; see :meth:`send`.
@@ -131,12 +132,14 @@ class Upload(Message):
     num_steps: np.ndarray
     delta: Params
     finite: Tensor
-    round: int
+    round_index: int
     loss: Tensor
     num_seen: np.ndarray
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
+
+    round = Renamed("round_index")
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.

@@ -55,7 +55,7 @@ def read_upload(content: Mapping[str, Any], expected: Expected) -> Upload:
         num_steps=whole_numbers("num_steps", content["num_steps"], k),
         delta=_read_delta(content["delta"], levels, expected, k),
         finite=_read_tensor("finite", content["finite"], torch.tensor(True), k),
-        round=whole_number("round", content["round"]),
+        round_index=whole_number("round_index", content["round_index"]),
         loss=_read_loss(content["loss"], k),
         num_seen=whole_numbers("num_seen", content["num_seen"], k),
         extra=_read_groups("extra", content["extra"], extra_shapes, k),

@@ -23,9 +23,9 @@ def keep_download(
         used_now, used_later: the versions whose answers this round uses, and later ones may.
     """
     stores.forget(SENT, used_now | used_later)
-    if download.round in used_later:
+    if download.round_index in used_later:
         # Bytes, because parts may edit its tensors in place later.
-        stores.put(SENT, download.round, pack(vars(download)))
+        stores.put(SENT, download.round_index, pack(vars(download)))
 
 
 def kept_download(

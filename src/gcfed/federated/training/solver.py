@@ -176,12 +176,12 @@ class LocalSolver:
         counts = np.zeros(index.shape[:2], np.int64)
         draws = []
         for k, client in enumerate(clients.tolist()):
-            shuffle = generator(download.seed, "shuffle", download.round, client)
+            shuffle = generator(download.seed, "shuffle", download.round_index, client)
             batches, sizes = self.batching.draw(shuffle, samples[k], steps[k], width)
             index[k] = samples[k][0]  # padding
             index[k, : steps[k]] = batches
             counts[k, : steps[k]] = sizes
-            augment = generator(download.seed, "augment", download.round, client)
+            augment = generator(download.seed, "augment", download.round_index, client)
             draws.append(data.draw(augment, (steps[k], width)))
         table = None
         if draws[0] is not None:

@@ -114,7 +114,7 @@ class ClientConstraint(ClientPart):
         if not self.cgc:
             return
         moves = download.extra["fedgc"]
-        margin = self.margin * download.lr * self.lr(download.round - 1)
+        margin = self.margin * download.lr * self.lr(download.round_index - 1)
         multipliers = []
         for unit in self.units:
             pairs = [(upload.delta[name], moves[name]) for name in unit]

@@ -62,7 +62,7 @@ class FedBuff(ServerPart):
         return 1.0 / (self.a * max(0, staleness - self.b) + 1.0)
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
-        scale = self.scale(round.index - upload.round)
+        scale = self.scale(round.index - upload.round_index)
         if scale != 1:
             upload.delta = {name: t * scale for name, t in upload.delta.items()}
         return None
@@ -102,7 +102,7 @@ class FedAsync(FedBuff):
 
     def on_receive(self, upload: Upload, round: Round) -> Params | None:
         assert round.download is not None
-        mixing = self.mixing * self.scale(round.index - upload.round)
+        mixing = self.mixing * self.scale(round.index - upload.round_index)
         # w_k − w = Δ_k + (w_v − w), with w_v the model that the client was sent.
         moved = {
             name: round.download.broadcast_model[name] - t for name, t in round.server_model.items()

@@ -74,7 +74,9 @@ class OneFactor(ClientPart):
                 )
 
     def on_download(self, download: Download) -> None:
-        self.fixed = [name for name in self.trained_names if FIXED[download.round % 2] in name]
+        self.fixed = [
+            name for name in self.trained_names if FIXED[download.round_index % 2] in name
+        ]
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
         for name in self.fixed:  # without a gradient, no optimizer moves it

@@ -84,7 +84,7 @@ class Duals(SubspaceClient):
             version: the round of each client's dual, [K]; −1 where there is none.
         """
         epochs = version // self.spaces.refresh
-        for epoch in set(epochs.tolist()) - {-1, download.round // self.spaces.refresh}:
+        for epoch in set(epochs.tolist()) - {-1, download.round_index // self.spaces.refresh}:
             rows = torch.from_numpy(np.flatnonzero(epochs == epoch))
             for name, dual in duals.items():  # draws an old P again, for one tensor at a time
                 old = self.spaces.projector(

@@ -145,7 +145,7 @@ class SubspaceClient(ClientPart):
 
     def on_download(self, download: Download) -> None:
         self.space = self.spaces.space(
-            download.seed, download.round, download.broadcast_model, self.trained_names
+            download.seed, download.round_index, download.broadcast_model, self.trained_names
         )
 
     @torch.no_grad()

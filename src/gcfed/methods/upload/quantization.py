@@ -39,7 +39,9 @@ class Quantization(ClientPart):
         norms = []
         for row, client in enumerate(upload.clients.tolist()):
             random = torch.Generator(tensors[0].device)
-            random.manual_seed(torch_seed(download.seed, "quantization", download.round, client))
+            random.manual_seed(
+                torch_seed(download.seed, "quantization", download.round_index, client)
+            )
             norms.append(quantize_([t[row] for t in tensors], self.levels, random))
         for name, norm_K in zip(self.trained_names, torch.stack(norms, 1), strict=True):
             upload.levels[name] = Levels(self.bits, norm_K)
