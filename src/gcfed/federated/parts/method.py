@@ -22,8 +22,8 @@ class Method:
 
 
 def parts_of(methods: Iterable[Method | Part]) -> list[Part]:
-    """The parts of these methods in the order of their hooks; raises Refusal for an object that
-    is no method.
+    """The parts of these methods in the order of their hooks; raises Refusal for an object that is
+    no method.
     """
     parts: list[Part] = []
     for method in methods:

@@ -70,8 +70,8 @@ def are_finite(tensors: Iterable[Tensor]) -> Tensor:
 
 
 def sendable(upload: Upload, limit: float) -> Tensor:
-    """Which clients sent only numbers that the server can aggregate, bool ``[K]``; ``limit`` as
-    in :func:`finite_clients`.
+    """Which clients sent only numbers that the server can aggregate, bool ``[K]``; ``limit`` as in
+    :func:`finite_clients`.
     """
     sent = (upload.delta, *upload.extra.values())
     return torch.stack([finite_clients(tensors, limit) for tensors in sent]).all(0)

@@ -184,8 +184,8 @@ class ClientStores:
 
     # ---------------------------------------------------------------------------------- checkpoints
     def require_folder(self) -> None:
-        """Raises Refusal if methods keep states and ``folder`` is None, so that checkpoints
-        would not find them.
+        """Raises Refusal if methods keep states and ``folder`` is None, so that checkpoints would
+        not find them.
         """
         if self.names and self.folder is None:
             raise Refusal(

@@ -1,5 +1,5 @@
-"""Compares tensors that should be equal, or equal except for the rounding of another order of
-sums. A NaN is equal to a NaN.
+"""Compares tensors that should be equal, or equal except for the rounding of another order of sums.
+A NaN is equal to a NaN.
 """
 
 from collections.abc import Sequence

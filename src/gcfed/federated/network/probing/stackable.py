@@ -73,8 +73,8 @@ def samples_interact(passes: Passes) -> str:
 
 
 def refuse_shared_memory(passes: Passes) -> None:
-    """Refuses a network whose output on changed weights depends on the way they change: in its
-    own memory, or as tensors that are lent to it.
+    """Refuses a network whose output on changed weights depends on the way they change: in its own
+    memory, or as tensors that are lent to it.
     """
     passes.begin_anew()  # calls on other tensors may have reached buffers through a list
     lent = passes.run(passes.x, start=passes.scaled(passes.before, 1.1))

@@ -1,5 +1,5 @@
-"""Refuses networks that no federated run can train correctly, and finds the constants that
-training changes.
+"""Refuses networks that no federated run can train correctly, and finds the constants that training
+changes.
 """
 
 import logging
