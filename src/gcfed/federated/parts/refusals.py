@@ -1,4 +1,4 @@
-"""Errors before the first round: parts that cannot work together, and hooks that are never called."""
+"""Errors before the first round: parts that cannot work together, and hooks that nobody calls."""
 
 from __future__ import annotations
 

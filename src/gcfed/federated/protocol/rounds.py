@@ -1,4 +1,4 @@
-"""What the server knows about a round: at its beginning (Round), and after its uploads (Received)."""
+"""What the server knows of a round: at its beginning (Round), and after its uploads (Received)."""
 
 from __future__ import annotations
 

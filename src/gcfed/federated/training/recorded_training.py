@@ -87,7 +87,7 @@ class RecordedTraining(LocalTraining):
         self._place_plan(plan)
 
     def prepare(self, part: object, prepared: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A copy of ``prepared`` in the memory that this part's tensors had for the clients before."""
+        """A copy of ``prepared`` in the memory that this part has had for the clients before."""
         if not self._is_reused:
             return prepared
         kept = self._prepared.get(id(part), {})
