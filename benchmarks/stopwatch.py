@@ -14,6 +14,7 @@ import gcfed.federated.engine.client as client_module
 import gcfed.federated.parallel.sums as sums_module
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parallel.shared import SharedSums
@@ -97,10 +98,10 @@ class Stopwatch:
         for owner, name in (
             (ClientStack, "delta"),
             (client_module, "finite_clients"),
-            (loop.aggregator, "add"),
+            (RoundSums, "add"),
         ):
             self.wrap(owner, name, "aggregate")
-        self.wrap(loop.aggregator, "reduce", "aggregate")
+        self.wrap(RoundSums, "received", "aggregate")
         self.wrap(module, "step", "aggregate")
         self.wrap(sums_module, "_wait", "wait for the other processes")
         self.wrap(SharedSums, "wait_for_all", "wait for the other processes")

@@ -12,7 +12,8 @@ from test_api import SMALL
 from torch import nn
 
 import gcfed
-from gcfed.assemble import assemble, build_loop, check_buildable
+from gcfed.aggregators.cohort import CohortRule
+from gcfed.assemble import assemble, check_buildable
 from gcfed.check import check
 from gcfed.tasks import Classification
 from gcfed.utils.compose import keys_of
@@ -36,10 +37,26 @@ class ByParity:
     def __call__(self, labels, num_clients, *, seed, groups=None): ...
 
 
-def test_an_aggregator_without_what_the_server_calls_is_refused():
-    cfg = gcfed.configure(SMALL, f"aggregator._target_={__name__}.NoRule", "~aggregator.weighting")
-    with refuses(r"NoRule has no validate and no for_extra: derive it from"):
-        build_loop(cfg, 20)
+class EarlierRule(CohortRule):
+    """A rule for version 0.1."""
+
+    def add(self, upload, round): ...
+
+
+@pytest.mark.parametrize(
+    ("rule", "sentence"),
+    [
+        ("NoRule", r"NoRule is no Aggregator: derive it from gcfed\.aggregators\.cohort"),
+        (
+            "EarlierRule",
+            r"EarlierRule\.add is never called: an aggregator's new_sum",
+        ),
+    ],
+)
+def test_an_aggregator_that_the_server_cannot_call_is_refused(rule, sentence):
+    cfg = gcfed.configure(SMALL, f"aggregator._target_={__name__}.{rule}", "~aggregator.weighting")
+    with refuses(sentence):
+        assemble(cfg)
 
 
 class EarlierNet(nn.Sequential):

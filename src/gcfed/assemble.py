@@ -26,7 +26,6 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
-from gcfed.federated.parts.part import AGGREGATOR_METHODS
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.identity import digest
 from gcfed.folders.run_columns import RunColumns
@@ -301,12 +300,10 @@ def build_loop(cfg: DictConfig, num_clients: int) -> FederatedLoop:
     faults = optional(cfg.participation, "faults") or Faults()
     stores = _build_stores(cfg)
     federation = optional(cfg, "federation")
-    aggregator = require(cfg, "aggregator")
-    _check_aggregator(aggregator)
     return FederatedLoop(
         sampler=_build_sampler(cfg, faults, num_clients),
         solver=require(cfg, "client"),
-        aggregator=aggregator,
+        aggregator=require(cfg, "aggregator"),
         rounds=cfg.rounds,
         seed=cfg.seed,
         eval_every=cfg.eval_every,
@@ -361,16 +358,6 @@ def _warn_of_long_steps(server: MakeOptimizer) -> None:
             " the model: lower server.lr, or take server=fedadam, whose rate is 0.01",
             update,
             move,
-        )
-
-
-def _check_aggregator(aggregator: object) -> None:
-    """Raises Refusal if the object lacks a method that the server calls."""
-    missing = [name for name in AGGREGATOR_METHODS if not hasattr(aggregator, name)]
-    if missing:
-        raise Refusal(
-            f"aggregator: {type(aggregator).__name__} has no {' and no '.join(missing)}: derive it"
-            " from gcfed.aggregators.cohort.CohortRule, which has all but the rule."
         )
 
 

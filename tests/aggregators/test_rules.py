@@ -17,7 +17,9 @@ from harness import (
     server_of,
     sgd,
     train_rounds,
+    weights,
 )
+from lightning.pytorch import Trainer
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
@@ -27,6 +29,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.aggregators.norm_clip import MedianClip, NormClip
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.parts import ServerPart
 from gcfed.federated.protocol.rounds import Round
 from gcfed.federated.state.store import ClientStores
 from gcfed.methods.correction.scaffold import Scaffold
@@ -102,13 +105,14 @@ def aggregate(rule, delta, stacks):
     n = len(next(iter(delta.values())))
     start = {name: t[0] for name, t in delta.items()}
     round = Round(0, 1, np.arange(n) * 3, 3 * n, start, lr=0.1, versions=np.zeros(n, int))
+    total = rule.new_sum(round)
     for rows in stacks:
         upload = make_upload(
             {name: t[rows].clone() for name, t in delta.items()}, np.ones(len(rows))
         )
         upload.clients = np.array(rows) * 3
-        rule.add(upload, round)
-    update = rule.reduce(round, start)
+        total.add(upload)
+    update = total.reduce(start)
     assert {name: t.shape for name, t in update.items()} == {
         name: t.shape for name, t in start.items()
     }
@@ -221,6 +225,53 @@ def test_stacks_and_two_processes_agree_through_the_loop(name, cohort_of, others
     ]
     for other in runs:
         assert_near(other, first, 1e-9)
+
+
+class FailsOnce(ServerPart):
+    """Raises an error at the third upload of the run."""
+
+    def __init__(self):
+        self.num_uploads = 0
+
+    def on_receive(self, upload, round):
+        self.num_uploads += 1
+        if self.num_uploads == 3:
+            raise RuntimeError("the third upload")
+
+
+@pytest.mark.parametrize("name", ["mean", "norm_clip", "median"])
+def test_a_round_after_an_error_counts_no_upload_twice(name):
+    """In a notebook one calls ``fit`` again after an error. Before, the sum kept two uploads."""
+    rules = RULES | {"mean": (MeanAggregator, None)}
+    expected = train_rounds(rounds=1, aggregator=rules[name][0]())
+    net = make_net()
+    data = random_federation()
+    data.rounds = 1
+    module = FederatedModule(net, PLAIN_SERVER)
+    loop = FederatedLoop(
+        sampler=Cohorts(3), solver=sgd(), aggregator=rules[name][0](), rounds=1, seed=5
+    )
+    fails = FailsOnce()
+
+    def fit():
+        trainer = Trainer(
+            max_steps=1,
+            accelerator="cpu",
+            limit_val_batches=0,
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            callbacks=[loop, fails],
+        )
+        trainer.fit(module, datamodule=data)
+
+    module.test = lambda watchers: {}
+    with pytest.raises(RuntimeError, match="the third upload"):
+        fit()
+    fit()
+    assert fails.num_uploads == 6
+    assert torch.equal(weights(net), expected)
 
 
 @pytest.mark.parametrize(

@@ -104,8 +104,9 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
         "statistic": torch.randn(5, 40, generator=g) * 1e6,
     }
     round = replace(make_round({}), cohort=np.arange(5))
-    mean.add(make_upload(sent, sizes), round)
-    found = mean.reduce(round, {n: t[0] for n, t in sent.items()})
+    total = mean.new_sum(round)
+    total.add(make_upload(sent, sizes))
+    found = total.reduce({n: t[0] for n, t in sent.items()})
     p = sizes if weighting == "samples" else np.ones(5)
     for n, t in sent.items():
         exact = torch.tensor(
@@ -149,7 +150,8 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
     )
     server = Server(setup, schedule=None, seed=1, columns=())
     expected = Expected({"delta": round.broadcast_model, "c": round.broadcast_model}, {})
-    sums = RoundSums(expected, {"delta": mean, "c": mean.for_extra()}, {}, [], [])
+    means = {"delta": mean.new_sum(round), "c": mean.new_extra_sum(round)}
+    sums = RoundSums(expected, means, {}, [], [])
     server.receive(upload, sums, round)
     assert upload.finite.tolist() == [True, False]
     received = server.reduce(sums, round, Outcome())

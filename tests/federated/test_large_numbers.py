@@ -61,8 +61,9 @@ def mean_of_equal(mean, setup, largest, samples, **changes):
     name = next(iter(mean.narrow))
     round = replace(make_round({}), **changes)
     sent = {name: torch.full((len(samples), 1), largest)}
-    mean.add(make_upload(sent, samples), round)
-    return mean.reduce(round, {name: torch.zeros(1)})[name].item()
+    total = mean.new_sum(round)
+    total.add(make_upload(sent, samples))
+    return total.reduce({name: torch.zeros(1)})[name].item()
 
 
 @pytest.mark.parametrize("largest", [2047.9, 2.0**60.9])
@@ -143,8 +144,9 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
             delta={"w": delta}, finite=torch.ones(2).bool(), num_samples=np.array(weights)
         )
         round = SimpleNamespace(cohort=np.array(cohort))
-        mean.add(upload, round)
-        found = mean.reduce(round, {"w": delta[0]})["w"]
+        total = mean.new_sum(round)
+        total.add(upload)
+        found = total.reduce({"w": delta[0]})["w"]
         expected = np.average(delta.double().numpy(), axis=0, weights=weights)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
 

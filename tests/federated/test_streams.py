@@ -7,7 +7,7 @@ import pytest
 import torch
 from harness import Spy, train_rounds
 
-from gcfed.aggregators.mean import MeanAggregator
+from gcfed.aggregators.mean import MeanSum
 from gcfed.federated.engine.layout import Layout
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.parts import Order
@@ -70,7 +70,7 @@ def test_stacks_train_concurrently_and_are_received_one_after_another(config, be
 
     counted(LocalSolver, "train", "train")
     counted(Drift, "on_clients_end", "measure")
-    counted(MeanAggregator, "add", "receive")
+    counted(MeanSum, "add", "receive")
     train(config("rounds=1", "participation.per_round=4", "metrics=drift", "metrics.drift.every=1"))
     before.do("aggregate")
     assert before["train 1"] == before["train 2"] == ()

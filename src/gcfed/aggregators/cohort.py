@@ -1,6 +1,5 @@
 """Base classes of the rules that need all updates of a cohort at once."""
 
-import copy
 from collections.abc import Callable, Iterable, Set
 from math import ceil, inf
 from typing import Annotated
@@ -9,7 +8,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from gcfed.federated.parts import Params, Round, Setup, Upload
+from gcfed.federated.parts import Accumulator, Aggregator, Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 from gcfed.utils.refusal import Refusal
@@ -17,7 +16,7 @@ from gcfed.utils.refusal import Refusal
 COLUMNS = 1 << 20  # coordinates that a rule sorts at a time
 
 
-class CohortRule:
+class CohortRule(Aggregator):
     """Reduces the finite updates of a cohort by a rule; each client is one row.
 
     The same rule reduces entries that are no optimizer steps (``Setup.no_steps``) separately: the
@@ -27,9 +26,8 @@ class CohortRule:
         them.
     """
 
-    _table: Tensor | None = None  # [|S|, D + 1]; the last column is 1 for finite clients
-    _no_steps: Set[str] = frozenset()
     limit = inf
+    no_steps: Set[str] = frozenset()
 
     def rule(self, updates_nD: Tensor) -> Tensor:
         """Finite updates in the order of the cohort, ``[n, D]`` with n ≥ 1 → the aggregate,
@@ -38,45 +36,70 @@ class CohortRule:
         raise NotImplementedError
 
     def validate(self, setup: Setup) -> None:
-        self._no_steps = setup.no_steps
+        self.no_steps = setup.no_steps
 
-    def for_extra(self) -> "CohortRule":
-        return copy.deepcopy(self)
+    def new_sum(self, round: Round) -> "CohortTable":
+        return CohortTable(self.rule, self.no_steps, round)
 
-    def add(self, upload: Upload, round: Round) -> None:
+
+class CohortTable(Accumulator):
+    """The updates of a round's cohort, a row for each client.
+
+    Args:
+        rule: as :meth:`CohortRule.rule`.
+        no_steps: names of the entries that the rule reduces separately.
+    """
+
+    def __init__(self, rule: Callable[[Tensor], Tensor], no_steps: Set[str], round: Round) -> None:
+        self.rule = rule
+        self.no_steps = no_steps
+        self.round = round
+        # [|S|, D + 1]; the last column is 1 for finite clients
+        self._table: Tensor | None = None  # made with the first upload, because it takes memory
+
+    def add(self, upload: Upload) -> None:
         """Keeps the updates of K clients, in the rows of their positions in the cohort."""
         columns = []
         for name in self._ordered(upload.delta):
             columns.append(upload.delta[name].reshape(len(upload.clients), -1))
         updates = torch.cat([*columns, upload.finite.unsqueeze(1).to(columns[0].dtype)], 1)
         if self._table is None:
-            self._table = updates.new_zeros(len(round.cohort), updates.shape[1])
-        self._table[on_device(round.rows(upload.clients), updates.device)] = updates
+            self._table = updates.new_zeros(len(self.round.cohort), updates.shape[1])
+        rows_K = self.round.rows(upload.clients)
+        self._table[on_device(rows_K, updates.device)] = updates
 
-    def reduce(self, round: Round, like: Params) -> Params:
-        """The aggregate, name → ``[*shape]`` of ``like``; zeros without a finite client."""
+    def reduce(self, like: Params) -> Params:
         sizes = {name: like[name].numel() for name in self._ordered(like)}
-        table = self._table
-        self._table = None
-        if table is None:  # this process trained no client of the cohort
-            table = next(iter(like.values())).new_zeros(len(round.cohort), sum(sizes.values()) + 1)
-        (table,) = round.reduce([table])  # each row is zero on all processes except one
-        table = table[table[:, -1] > 0, :-1]
-        separate = sum(size for name, size in sizes.items() if name in self._no_steps)
-        updates = []
-        for block in table.split([table.shape[1] - separate, separate], 1):
-            if not block.shape[1]:
-                continue
-            updates.append(self.rule(block) if len(table) else block.new_zeros(block.shape[1]))
-        update = torch.cat(updates)
+        updates_nD = self._finite_updates(like, sum(sizes.values()))
+        separate = sum(size for name, size in sizes.items() if name in self.no_steps)
+        aggregates = []
+        for block in updates_nD.split([updates_nD.shape[1] - separate, separate], 1):
+            if block.shape[1]:
+                aggregates.append(self._reduce_block(block))
+        update = torch.cat(aggregates)
         parts = dict(zip(sizes, update.split(list(sizes.values())), strict=True))
         return {
             name: torch.empty_like(t).copy_(parts[name].view(t.shape)) for name, t in like.items()
         }
 
+    def _finite_updates(self, like: Params, size: int) -> Tensor:
+        """The finite updates of all processes, ``[n, D]`` with D = ``size``."""
+        table = self._table
+        self._table = None
+        if table is None:  # this process trained no client of the cohort
+            table = next(iter(like.values())).new_zeros(len(self.round.cohort), size + 1)
+        (table,) = self.round.reduce([table])  # each row is zero on all processes except one
+        return table[table[:, -1] > 0, :-1]
+
+    def _reduce_block(self, block_nD: Tensor) -> Tensor:
+        """The aggregate of some columns, ``[D]``; zeros without a finite client."""
+        if not len(block_nD):
+            return block_nD.new_zeros(block_nD.shape[1])
+        return self.rule(block_nD)
+
     def _ordered(self, names: Iterable[str]) -> list[str]:
         """In the order of the columns: entries that are no steps come last."""
-        return sorted(names, key=lambda name: (name in self._no_steps, name))
+        return sorted(names, key=lambda name: (name in self.no_steps, name))
 
 
 @checked

@@ -8,13 +8,13 @@ from typing import Literal
 import numpy as np
 
 from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
-from gcfed.federated.parts import Fact, Params, Round, Setup, Upload
+from gcfed.federated.parts import Accumulator, Aggregator, Fact, Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
 
 
 @checked
-class MeanAggregator:
+class MeanAggregator(Aggregator):
     """Weighted mean of the finite updates: ``Δ = Σ_k p_k Δ_k / Σ_k p_k`` (McMahan et al. 2017,
     Algorithm 1).
 
@@ -28,16 +28,13 @@ class MeanAggregator:
     """
 
     limit = LIMIT
-    narrow: Set[str] = frozenset()  # names of the trained parameters
 
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
+        self.narrow: Set[str] = frozenset()  # names of the trained parameters
         self._room = 1.0  # the largest weight for which the cohort's sum fits
-        # the unit of weights, which must be at most 1
-        self._unit = 2.0**-24 if weighting == "samples" else 1.0
-        # the clients' numbers of samples, which choose the unit of a round; None: it is the same
+        # the clients' numbers of samples; None if the server does not know them
         self._sizes: Callable[[np.ndarray], np.ndarray] | None = None
-        self._sums: Sums | None = None
 
     def validate(self, setup: Setup) -> None:
         self._room = 2.0 ** -max(0, setup.most_clients.bit_length() - TERMS)
@@ -45,34 +42,50 @@ class MeanAggregator:
             if setup.transport.own_data:
                 return  # the largest n_k is not known yet, so sums stay on the wide grid
             self._sizes = setup.data.sizes
-        self._unit = self._room
         long = any(Fact.LONG_UPDATES in part.facts for part in setup.parts)
         self.narrow = frozenset() if long else frozenset(setup.names)
 
-    def for_extra(self) -> MeanAggregator:
-        """The plain mean, for every ``weighting``."""
-        mean = MeanAggregator()
-        mean._unit = self._room
-        return mean
+    def new_sum(self, round: Round) -> MeanSum:
+        return MeanSum(self.weighting == "samples", self._unit(round), self.narrow)
 
-    def add(self, upload: Upload, round: Round) -> None:
-        """Adds the updates of K clients, without those that are not finite."""
+    def new_extra_sum(self, round: Round) -> MeanSum:
+        """The plain mean, for every ``weighting``."""
+        return MeanSum(by_samples=False, unit=self._room)
+
+    def _unit(self, round: Round) -> float:
+        """The unit of the round's weights, which makes every weight at most 1."""
+        if self.weighting == "uniform":
+            return self._room
+        if self._sizes is None:
+            return 2.0**-24
+        # not by the largest client of all: the grid would be too coarse for small ones
+        largest = int(self._sizes(round.cohort).max(initial=0))
+        return self._room * 2.0 ** -largest.bit_length()
+
+
+class MeanSum(Accumulator):
+    """A round's weighted sum.
+
+    Args:
+        by_samples: the weights are ``unit`` times the numbers of samples, or else ``unit``.
+        narrow: names of the tensors whose terms are below 2¹¹.
+    """
+
+    def __init__(self, by_samples: bool, unit: float, narrow: Set[str] = frozenset()) -> None:
+        self.by_samples = by_samples
+        self.unit = unit
+        self.narrow = narrow
+        self._sums: Sums | None = None  # made with the first upload, because it takes memory
+
+    def add(self, upload: Upload) -> None:
         if self._sums is None:
             self._sums = Sums({name: t[0] for name, t in upload.delta.items()}, self.narrow)
-            if self._sizes is not None:
-                # not by the largest client of all: the grid would be too coarse for small ones
-                largest = int(self._sizes(round.cohort).max())
-                self._unit = self._room * 2.0 ** -largest.bit_length()
-        weight = upload.finite.double() * self._unit
-        if self.weighting == "samples":
-            weight = weight * on_device(upload.num_samples, weight.device)
-        self._sums.add(upload.delta, weight)
+        weight_K = upload.finite.double() * self.unit
+        if self.by_samples:
+            weight_K = weight_K * on_device(upload.num_samples, weight_K.device)
+        self._sums.add(upload.delta, weight_K)
 
-    def reduce(self, round: Round, like: Params) -> Params:
-        """The mean over the cohort, name → ``[*shape]``; zeros if no client was finite.
-
-        ``like`` gives the shapes to a process that trained no client.
-        """
+    def reduce(self, like: Params) -> Params:
         sums = self._sums or Sums(like, self.narrow)
         self._sums = None
         return sums.mean()

@@ -14,12 +14,21 @@ from torch import Tensor
 
 from gcfed.aggregators.cohort import CohortRule
 from gcfed.aggregators.mean import MeanAggregator
-from gcfed.federated.parts import Params, Round, Setup, Upload, client_norms, per_client
+from gcfed.federated.parts import (
+    Accumulator,
+    Aggregator,
+    Params,
+    Round,
+    Setup,
+    Upload,
+    client_norms,
+    per_client,
+)
 from gcfed.utils.checked import Positive, checked
 
 
 @checked
-class NormClip:
+class NormClip(Aggregator):
     """``Δ = Σ_k Δ_k min(1, b / ‖Δ_k‖) / K``.
 
     Other messages and running statistics have the same bound separately.
@@ -29,34 +38,53 @@ class NormClip:
             ``methods.clip_update`` is applied by honest clients only.
     """
 
-    _no_steps: Set[str] = frozenset()
     limit = inf
 
     def __init__(self, max_norm: Positive = 1.0) -> None:
         self.max_norm = max_norm
-        self._mean = MeanAggregator()
+        self.no_steps: Set[str] = frozenset()
 
     def validate(self, setup: Setup) -> None:
-        self._no_steps = setup.no_steps
+        self.no_steps = setup.no_steps
 
-    def for_extra(self) -> "NormClip":
-        return NormClip(self.max_norm)
+    def new_sum(self, round: Round) -> "ClippedSum":
+        return ClippedSum(self.max_norm, self.no_steps, round)
 
-    def add(self, upload: Upload, round: Round) -> None:
-        """Adds the updates of K clients, except those that are not finite."""
-        clipped: Params = {}
-        for separate in (False, True):
-            part = {
-                name: t for name, t in upload.delta.items() if (name in self._no_steps) == separate
-            }
-            if part:
-                norms = client_norms(list(part.values())).clamp(min=1e-30)
-                scale = (self.max_norm / norms).clamp(max=1.0)  # 0 if the norm overflows
-                clipped |= {name: t * per_client(scale, t) for name, t in part.items()}
-        self._mean.add(replace(upload, delta=clipped), round)
+    def new_extra_sum(self, round: Round) -> "ClippedSum":
+        return ClippedSum(self.max_norm, frozenset(), round)
 
-    def reduce(self, round: Round, like: Params) -> Params:
-        return self._mean.reduce(round, like)
+
+class ClippedSum(Accumulator):
+    """A round's mean of clipped updates.
+
+    Args:
+        separate: names of the entries that have the bound separately.
+    """
+
+    def __init__(self, max_norm: float, separate: Set[str], round: Round) -> None:
+        self.max_norm = max_norm
+        self.separate = separate
+        self._mean = MeanAggregator().new_sum(round)
+
+    def add(self, upload: Upload) -> None:
+        steps: Params = {}
+        others: Params = {}
+        for name, t in upload.delta.items():
+            group = others if name in self.separate else steps
+            group[name] = t
+        clipped = self._clipped(steps) | self._clipped(others)
+        self._mean.add(replace(upload, delta=clipped))
+
+    def _clipped(self, tensors: Params) -> Params:
+        """Tensors of K clients, name → ``[K, *shape]``, each client's with a norm of at most b."""
+        if not tensors:
+            return {}
+        norms_K = client_norms(list(tensors.values())).clamp(min=1e-30)
+        scale_K = (self.max_norm / norms_K).clamp(max=1.0)  # 0 if the norm overflows
+        return {name: t * per_client(scale_K, t) for name, t in tensors.items()}
+
+    def reduce(self, like: Params) -> Params:
+        return self._mean.reduce(like)
 
 
 @checked

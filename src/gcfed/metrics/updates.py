@@ -349,15 +349,16 @@ class Gap(ServerMetric):
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         weighting: Any = getattr(setup.aggregator, "weighting", "uniform")
-        self.partial = MeanAggregator(weighting)
-        self.full = MeanAggregator(weighting)
+        self.aggregator = MeanAggregator(weighting)
 
     def begin(self, download: Download, round: Round) -> None:
+        self.partial = self.aggregator.new_sum(round)  # of the cohort
+        self.full = self.aggregator.new_sum(round)  # of all clients
         device = self.module.device
         others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for upload in self.transport.rehearse(download, others):
-                self.full.add(replace(upload, delta=self.params(upload.delta)), round)
+                self.full.add(replace(upload, delta=self.params(upload.delta)))
                 del upload  # nothing holds it while the next stack trains
         now(device)  # waits for the device
         # or the wait for a slower process would count as training
@@ -365,12 +366,12 @@ class Gap(ServerMetric):
 
     def take(self, upload: Upload, round: Round) -> None:
         for mean in (self.full, self.partial):
-            mean.add(replace(upload, delta=self.params(upload.delta)), round)
+            mean.add(replace(upload, delta=self.params(upload.delta)))
 
     def columns(self, round: Received) -> dict[str, float]:
         like = self.params(upload_shapes(self.server_parts, round)["delta"])
-        partial = self.partial.reduce(round, like)
-        full = self.full.reduce(round, like)
+        partial = self.partial.reduce(like)
+        full = self.full.reduce(like)
         if not round.num_finite:
             return {}
         error = {name: t - full[name] for name, t in partial.items()}

@@ -15,8 +15,8 @@ from torch import Tensor
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.module import FederatedModule, hears_of_steps
 from gcfed.federated.network.stack import ClientStack, StackStart
+from gcfed.federated.parallel.sums import LIMIT
 from gcfed.federated.parts import ClientPart, ClientStates, Part
-from gcfed.federated.parts.part import Aggregator, limit_of
 from gcfed.federated.protocol.checks import finite_clients, sendable
 from gcfed.federated.protocol.messages import Download, Params, Upload
 from gcfed.federated.state.client_states import EditedState
@@ -55,7 +55,7 @@ class ClientProgram:
     Attributes:
         module: provides the network and calls Lightning's hooks. Its weights are never read.
         faults: make some clients do fewer steps.
-        aggregator: knows which numbers the server can add up.
+        limit: the server adds up numbers below it (``Aggregator.limit``).
     """
 
     module: FederatedModule
@@ -63,7 +63,7 @@ class ClientProgram:
     solver: LocalSolver
     parts: Sequence[ClientPart]
     faults: Faults = field(default_factory=Faults)
-    aggregator: Aggregator | None = None
+    limit: float = LIMIT
 
     @cached_property
     def memory(self) -> TrainingMemory:
@@ -273,7 +273,7 @@ class ClientRound:
         program = self.program
         delta = stack.delta()
         # A part that edits uploads may still clip what is too large.
-        limit = inf if program.edits_uploads else limit_of(program.aggregator)
+        limit = inf if program.edits_uploads else program.limit
         return Upload(
             clients=stack.clients,
             num_samples=stack.num_samples,
@@ -292,7 +292,7 @@ class ClientRound:
         for part in program.parts:
             part.send(upload, states[part], self.download)
         if program.edits_uploads:
-            upload.finite = upload.finite & sendable(upload, limit_of(program.aggregator))
+            upload.finite = upload.finite & sendable(upload, program.limit)
 
     def _keep(self, upload: Upload, states: Mapping[ClientPart, ClientStates]) -> None:
         """Writes the new states of the clients whose upload is finite."""

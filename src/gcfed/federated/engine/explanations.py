@@ -11,7 +11,6 @@ import torch
 
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.parts import ClientPart, Setup
-from gcfed.federated.parts.part import limit_of
 from gcfed.federated.protocol.checks import too_large
 from gcfed.federated.protocol.messages import Expected, Upload
 
@@ -33,7 +32,7 @@ class Explanations:
 
     def explain(self, upload: Upload) -> None:
         """Names the tensors of K uploads whose numbers are too large for a sum."""
-        limit = limit_of(self.setup.aggregator)
+        limit = self.setup.aggregator.limit
         tensors: dict[str, list[str]] = {SCALE: [], LOWER: []}
         for name, largest in too_large(upload, limit).items():
             advice = SCALE if self._is_statistic(name) else LOWER

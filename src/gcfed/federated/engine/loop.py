@@ -24,7 +24,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probing.probe import set_traits
 from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup, Transport
 from gcfed.federated.parts.part import Aggregator
-from gcfed.federated.parts.refusals import validate_parts
+from gcfed.federated.parts.refusals import check_aggregator, validate_parts
 from gcfed.federated.protocol.messages import nbytes
 from gcfed.federated.protocol.rounds import Received
 from gcfed.federated.state.store import ClientStores
@@ -140,8 +140,11 @@ class FederatedLoop(Callback):
 
         Raises Refusal if a combination cannot work; names the config key and the reason.
         """
+        check_aggregator(self.aggregator)
         clients = [part for part in callbacks if isinstance(part, ClientPart)]
-        program = ClientProgram(module, data, self.solver, clients, self.faults, self.aggregator)
+        program = ClientProgram(
+            module, data, self.solver, clients, self.faults, self.aggregator.limit
+        )
         cohort_size = self.faults.used(self.sampler.per_round)
         self.simulation = Simulation(program, self.stores, cohort_size)
         self.transport = self.federation(self.simulation) if self.federation else self.simulation

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from gcfed.federated.parts import ServerPart
-from gcfed.federated.parts.part import Aggregator
+from gcfed.federated.parts.part import Accumulator, Aggregator
 from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Expected, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
@@ -59,7 +59,7 @@ class RoundSums:
     """
 
     expected: Expected
-    means: Mapping[str, Aggregator]
+    means: Mapping[str, Accumulator]
     part_sums: dict[ServerPart, Params]
     finite: list[Tensor]
     losses: list[Tensor]
@@ -77,11 +77,11 @@ class RoundSums:
         hears_losses: bool,
     ) -> Self:
         """The sums without an upload."""
-        means = {"delta": aggregator}
+        means = {"delta": aggregator.new_sum(round)}
         for name, like in expected.shapes.items():
             is_float = all(t.is_floating_point() for t in like.values())
             if name != "delta" and is_float:
-                means[name] = aggregator.for_extra()
+                means[name] = aggregator.new_extra_sum(round)
         return cls(
             expected=expected,
             means=means,
@@ -95,7 +95,7 @@ class RoundSums:
         """Adds up the means, losses, samples and steps of K uploads."""
         for name, mean in self.means.items():
             sent = upload if name == "delta" else replace(upload, delta=upload.extra[name])
-            mean.add(sent, round)
+            mean.add(sent)
         self.finite.append(upload.finite)
         self.losses.append(upload.loss)
         self.samples += sum(upload.num_seen.tolist())
@@ -136,7 +136,7 @@ class RoundSums:
             needs_clients: whether the server steps only if a client counts.
         """
         shapes = self.expected.shapes
-        means = {name: mean.reduce(round, shapes[name]) for name, mean in self.means.items()}
+        means = {name: mean.reduce(shapes[name]) for name, mean in self.means.items()}
         tables = [] if self.loss_table is None else [self.loss_table]
         tensors, layout = tree_flatten((self._counts(), self.part_sums, tables))
         sums, part_sums, tables = tree_unflatten(round.reduce(tensors), layout)

@@ -11,7 +11,6 @@ import numpy as np
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.parts import Fact, Order, ServerPart, Setup, expected_upload
-from gcfed.federated.parts.part import limit_of
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, Expected, MessageError, Upload
@@ -109,7 +108,7 @@ class Server:
             hint = self.explanations.undeclared(upload, sums.expected)
             raise MessageError(f"{error}{hint}") from None
         if self.setup.transport.remote:  # the server does not trust what it is sent
-            upload.finite = upload.finite & sendable(upload, limit_of(self.setup.aggregator))
+            upload.finite = upload.finite & sendable(upload, self.setup.aggregator.limit)
         # On a GPU the host would wait for the device. The round's warning then names both causes.
         if upload.finite.device.type == "cpu" and not all(upload.finite.tolist()):
             self.explanations.explain(upload)

@@ -16,7 +16,7 @@ from gcfed.federated.parts.method import (
     result_of,
     upload_shapes,
 )
-from gcfed.federated.parts.part import Aggregator, Fact, Need, Order, Part, Setup
+from gcfed.federated.parts.part import Accumulator, Aggregator, Fact, Need, Order, Part, Setup
 from gcfed.federated.parts.server import ServerPart
 from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Download, Levels, Params, Upload
@@ -26,6 +26,7 @@ from gcfed.federated.state.store import ClientStores
 from gcfed.tasks import Batch
 
 __all__ = [
+    "Accumulator",
     "Aggregator",
     "Batch",
     "ClientPart",

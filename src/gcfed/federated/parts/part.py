@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from enum import IntEnum, StrEnum
-from typing import Any, Protocol
 
 from lightning.pytorch import Callback
 from torch import Tensor
@@ -136,38 +136,51 @@ class Part(Callback):
         """Further checks of a part, called by :meth:`check_run`. Raises Refusal in the same way."""
 
 
-class Aggregator(Protocol):
-    """Turns the uploads of one round into one update.
+class Accumulator(ABC):
+    """What this process adds up in one round. The aggregator makes a new one for each round."""
 
-    State that outlives a round belongs to a method.
+    @abstractmethod
+    def add(self, upload: Upload) -> None:
+        """Adds the updates of K clients, ``upload.delta``: name → ``[K, *shape]``.
 
-    ``validate`` gets the run's ``Setup`` before the first round, and refuses a cohort that is too
-    small. ``for_extra`` makes an aggregator for what clients send in addition to Δ. ``reduce`` ends
-    the round on every process.
+        Uploads arrive in any order. Clients that are not ``upload.finite`` must not count.
+        """
+
+    @abstractmethod
+    def reduce(self, like: Params) -> Params:
+        """Returns the aggregate over all processes, name → ``[*shape]``; zeros if no client counts.
+
+        Called once, on every process. ``like`` gives the shapes to a process that trained no
+        client.
+        """
+
+
+class Aggregator(ABC):
+    """Turns the uploads of a round into one update.
+
+    It has settings only. What it adds up is in the :class:`Accumulator` of the round, so a round
+    that was interrupted leaves nothing behind. State that outlives a round belongs to a method.
 
     Attributes:
         limit: numbers must be below it, except those in float64. A client with a larger one is left
             out.
     """
 
-    limit: float
+    limit: float = LIMIT
 
-    def validate(self, setup: Setup) -> None: ...
-    def for_extra(self) -> Aggregator: ...
-    def add(self, upload: Upload, round: Round) -> None: ...
-    def reduce(self, round: Round, like: Params) -> Params: ...
+    def validate(self, setup: Setup) -> None:  # noqa: B027 (an aggregator may need no setup)
+        """Gets the run's setup before the first round.
 
+        Raises Refusal if the rule cannot work in it, such as with a cohort that is too small.
+        """
 
-AGGREGATOR_METHODS = ("validate", "for_extra", "add", "reduce")
-"""What the server calls of an :class:`Aggregator`; ``limit`` is optional."""
+    @abstractmethod
+    def new_sum(self, round: Round) -> Accumulator:
+        """Makes the sum of Δ over the round's uploads, without an upload."""
 
-
-def limit_of(aggregator: Any) -> float:
-    """The ``limit`` of an aggregator.
-
-    An aggregator without one may use a mean, so it gets only numbers that sums can add.
-    """
-    return getattr(aggregator, "limit", LIMIT)
+    def new_extra_sum(self, round: Round) -> Accumulator:
+        """Makes the sum of what clients send in addition to Δ, without an upload."""
+        return self.new_sum(round)
 
 
 @dataclass(frozen=True)

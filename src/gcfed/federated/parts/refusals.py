@@ -8,7 +8,7 @@ from functools import cache
 
 from lightning.pytorch import Callback
 
-from gcfed.federated.parts import ClientPart, Fact, Order, Part, ServerPart, Setup
+from gcfed.federated.parts import Aggregator, ClientPart, Fact, Order, Part, ServerPart, Setup
 from gcfed.participation.buffered import Buffered
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
@@ -127,6 +127,23 @@ def _check_part(part: Part, setup: Setup) -> None:
     hooks = _hooks_that_move_weights(part)
     if hooks and part.order is not Order.MOVES_WEIGHTS:
         raise Refusal(f"{part.title}.{hooks[0]} is called only with order = Order.MOVES_WEIGHTS.")
+
+
+def check_aggregator(aggregator: object) -> None:
+    """Raises Refusal for an object that is no aggregator, or one of an earlier version."""
+    name = type(aggregator).__name__
+    if not isinstance(aggregator, Aggregator):
+        raise Refusal(
+            f"aggregator: {name} is no Aggregator: derive it from"
+            " gcfed.aggregators.cohort.CohortRule, which has all but the rule, or from"
+            " gcfed.federated.parts.Aggregator."
+        )
+    for method in ("add", "reduce", "for_extra"):
+        if hasattr(aggregator, method):
+            raise Refusal(
+                f"aggregator: {name}.{method} is never called: an aggregator's new_sum(round) makes"
+                " an Accumulator, which has add(upload) and reduce(like)."
+            )
 
 
 def validate_parts(setup: Setup) -> None:
