@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 import numpy as np
-import pandas as pd
 
 from gcfed.data.sets.files import Note, listing
 from gcfed.utils.refusal import Refusal
@@ -35,7 +34,8 @@ def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray
     cleaned = [clean(text) for text in values.tolist()]
     if "" in cleaned:
         raise Refusal(f"{what} is an empty text: fill it, or drop the sample")
-    numbers, names = pd.factorize(np.array(cleaned, object), sort=True)
+    # of objects: an array of texts would drop a zero character at an end
+    names, numbers = np.unique(np.array(cleaned, object), return_inverse=True)
     return numbers[position_n], tuple(names.tolist())
 
 
