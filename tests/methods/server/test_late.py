@@ -23,6 +23,7 @@ from plain_reference import batches, local_sgd
 
 from gcfed.federated.parts import ClientPart
 from gcfed.federated.state.store import ClientStores
+from gcfed.methods.personal.tensors import Personal
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.server.staleness import FedAsync, FedBuff
 from gcfed.participation.buffered import Buffered
@@ -434,6 +435,34 @@ def test_late_clients_equal_eager_ones(rule, world):
     )
     assert_near(found, eager(rule, data, solver, 9), 1e-13)
     assert world > 1 or max(late) > 1
+
+
+@pytest.mark.parametrize("side", ["head", "body"])
+def test_fedasync_mixes_only_the_tensors_that_clients_send(side):
+    """Without delays its step is FedBuff's with the server's rate as weight. With delays the
+    tensors that stay on the clients do not move.
+    """
+    data = random_federation((7, 12, 5, 9))
+    net = make_net()
+    is_sent = []  # of each entry
+    for name, parameter in net.named_parameters():
+        is_head = name.startswith("2.")
+        is_sent += [is_head == (side == "body")] * parameter.numel()
+
+    def trained(method, concurrency, server_lr=1.0):
+        return train_rounds(
+            make_net(),
+            data,
+            rounds=6,
+            methods=[method, Personal(side, ["2"])],
+            sampler=Buffered(1, concurrency=concurrency),
+            server=partial(torch.optim.SGD, lr=server_lr),
+        )
+
+    asynchronous = FedAsync(0.25, "constant")
+    assert_near(trained(asynchronous, 1), trained(FedBuff("constant"), 1, 0.25), 1e-14)
+    delayed = trained(asynchronous, 3)
+    assert (delayed != weights(net)).tolist() == is_sent
 
 
 def test_a_loop_that_nobody_has_bound_continues_the_timetable_of_a_checkpoint(tmp_path):

@@ -107,5 +107,9 @@ class FedAsync(FedBuff):
         moved = {
             name: round.download.broadcast_model[name] - t for name, t in round.server_model.items()
         }
-        upload.delta = {name: (t + moved[name]) * mixing for name, t in upload.delta.items()}
+        mixed = {}
+        for name, delta in upload.delta.items():
+            stays_on_client = not delta.numel()
+            mixed[name] = delta if stays_on_client else (delta + moved[name]) * mixing
+        upload.delta = mixed
         return None
