@@ -25,10 +25,10 @@ from gcfed.federated.training.solver import LocalSolver
 from gcfed.methods.correction.feddc import FedDC
 from gcfed.methods.correction.feddyn import FedDyn
 from gcfed.methods.correction.fedgc import FedGC
-from gcfed.methods.correction.scaffold import Scaffold
-from gcfed.methods.momentum.fedadamw import FedAdamW
+from gcfed.methods.correction.scaffold import MeanVariate, Scaffold
+from gcfed.methods.momentum.fedadamw import FedAdamW, MeanMoment
 from gcfed.methods.momentum.fedcm import FedCM
-from gcfed.methods.momentum.fedmuon import FedMuon
+from gcfed.methods.momentum.fedmuon import FedMuon, MeanMomentum
 from gcfed.methods.objective.fedcurv import FedCurv
 from gcfed.methods.objective.feddecorr import FedDecorr
 from gcfed.methods.objective.fedlc import FedLC
@@ -38,7 +38,7 @@ from gcfed.methods.server.fedexp import FedExP
 from gcfed.methods.server.fednova import FedNova
 from gcfed.methods.server.fedvarp import FedVARP
 from gcfed.methods.sharpness.fedgloss import FedGloSS
-from gcfed.methods.sharpness.fedsmoo import DualSam
+from gcfed.methods.sharpness.fedsmoo import CommonMove, DualSam
 from gcfed.methods.sharpness.fedwmsam import FedWMSAM
 from gcfed.methods.subspace.fedsub import FedSub
 from gcfed.methods.subspace.ssf import SSF
@@ -107,6 +107,22 @@ def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
                 check_run(method, setup)
         else:
             check_run(method, setup)
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (MeanVariate(), "c is the plain mean"),
+        (CommonMove(rho=0.1), "s follows the plain mean"),
+        (MeanMomentum("fedmuon"), "M̄ is the plain mean"),
+        (MeanMoment("fedadamw"), "v̄ is the plain mean"),
+    ],
+)
+def test_shared_tensors_are_refused_for_a_reason_of_their_own(part, reason):
+    weighted = MeanAggregator("samples")
+    setup = make_setup(NET, data=random_federation(), aggregator=weighted, methods=[part])
+    with refuses(reason):
+        check_run(part, setup)
 
 
 @pytest.mark.parametrize("cls", [FedDecorr, Moon])

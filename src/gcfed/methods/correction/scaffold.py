@@ -26,14 +26,13 @@ from gcfed.federated.parts import (
     Params,
     Prepared,
     Received,
-    Round,
-    ServerPart,
     Setup,
     Upload,
     like_trained,
 )
 from gcfed.methods.estimates import gradients_beyond, step_counter
 from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
+from gcfed.methods.shared_tensors import SharedTensors
 from gcfed.utils.checked import checked
 
 
@@ -84,21 +83,13 @@ class ControlVariates(ClientPart):
         return {"scaffold": own.add("scaffold", upload.extra["scaffold"], upload.finite)}
 
 
-class MeanVariate(ServerPart):
+class MeanVariate(SharedTensors):
     """Sends c, and adds the mean change that clients report in ``message``."""
 
     needs = [uniform_weights("c is the plain mean of the clients' variates")]
 
     def __init__(self, message: str = "scaffold") -> None:
-        self.message = message
-
-    def on_broadcast(self, download: Download, round: Round) -> None:
-        like = self.trained(round.broadcast_model)
-        self.control = self.server_state("c", like)
-        download.extra[self.message] = self.control
-
-    def uploads(self, round: Round) -> dict[str, Params]:
-        return {self.message: self.control}
+        super().__init__(message)
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         change = list(self.trained(round.extra_means[self.message]).values())

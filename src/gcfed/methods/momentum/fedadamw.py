@@ -27,6 +27,7 @@ from gcfed.federated.parts import (
 )
 from gcfed.methods.momentum.fedcm import MeanStep
 from gcfed.methods.momentum.fedmuon import MeanMomentum, MomentumSteps
+from gcfed.methods.requirements import uniform_weights
 from gcfed.utils.checked import ShareBelow1, Weight, checked
 
 
@@ -96,6 +97,8 @@ class AdamSteps(MomentumSteps):
 
 class MeanMoment(MeanMomentum):
     """v̄ and t, one number each."""
+
+    needs = [uniform_weights("v̄ is the plain mean of the clients' second moments")]
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         zero = {name: round.broadcast_model[name].new_zeros(()) for name in self.trained_names}

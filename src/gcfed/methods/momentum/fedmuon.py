@@ -28,9 +28,9 @@ from gcfed.federated.parts import (
     Received,
     Upload,
 )
-from gcfed.methods.correction.scaffold import MeanVariate
 from gcfed.methods.momentum.fedcm import MeanStep
-from gcfed.methods.requirements import full_uploads, local_sgd
+from gcfed.methods.requirements import full_uploads, local_sgd, uniform_weights
+from gcfed.methods.shared_tensors import SharedTensors
 from gcfed.utils.checked import Share, ShareBelow1, checked
 
 
@@ -94,8 +94,10 @@ def orthogonal(momentum: Tensor) -> Tensor:
     return (x.mT if tall else x).reshape(momentum.shape)
 
 
-class MeanMomentum(MeanVariate):
-    """M̄, which is sent and stored as SCAFFOLD's c is."""
+class MeanMomentum(SharedTensors):
+    """M̄, with which all clients start."""
+
+    needs = [uniform_weights("M̄ is the plain mean of the clients' momenta")]
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         means = [round.extra_means[self.message][name] for name in self.control]

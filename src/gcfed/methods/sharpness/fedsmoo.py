@@ -29,9 +29,9 @@ from gcfed.federated.parts import (
     Upload,
     like_trained,
 )
-from gcfed.methods.correction.scaffold import MeanVariate
 from gcfed.methods.estimates import along
-from gcfed.methods.requirements import full_uploads
+from gcfed.methods.requirements import full_uploads, uniform_weights
+from gcfed.methods.shared_tensors import SharedTensors
 from gcfed.methods.sharpness.sam import Sam
 from gcfed.utils.checked import Positive, checked
 
@@ -82,8 +82,10 @@ class DualMove(Sam):
         return {"fedsmoo": self._dual}
 
 
-class CommonMove(MeanVariate):
-    """s, which is sent and stored as SCAFFOLD's c is."""
+class CommonMove(SharedTensors):
+    """s, which all clients get."""
+
+    needs = [uniform_weights("s follows the plain mean of what the clients send")]
 
     def __init__(self, rho: float) -> None:
         super().__init__("fedsmoo")
