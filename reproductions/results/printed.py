@@ -251,6 +251,8 @@ TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("late-updates", "lateness"): late_updates.lateness,
     ("late-updates", "search"): late_updates.search,
     ("tinyimagenet-vgg11", "by round"): vgg11,
+    ("constant-direction", "all rows again"): repeated.directions,
+    ("constant-direction", "predictions again"): repeated.direction_predictions,
     ("feddpc", "five methods"): repeated.feddpc,
     ("feddpc", "search"): repeated.feddpc_search,
     ("figures", "distances"): repeated.distances,

@@ -1,5 +1,5 @@
 """The cells of the tables of small runs that were repeated and stored: ``figures.md``, ``ssf.md``,
-``robust.md``, ``feddpc.md`` and ``gc-warmup.md``.
+``robust.md``, ``feddpc.md``, ``gc-warmup.md`` and ``constant-direction.md``.
 """
 
 from collections.abc import Sequence
@@ -8,11 +8,13 @@ from statistics import fmean, stdev
 from reproductions.results.cells import (
     Cells,
     Runs,
+    Verdict,
     interval_text,
     last,
     last_tests,
     listed,
     number,
+    rows_of,
     signed,
 )
 from reproductions.stored import StoredRun, chosen, rate_of, seed_of
@@ -217,6 +219,73 @@ def feddpc_search(runs: Runs) -> Cells:
             row.append(number(last(run, MEASURED, "val/acc"), 1))
         cells[label,] = row
     return cells
+
+
+# ------------------------------------------------------------------------- constant-direction.md
+DIRECTIONS = {
+    "FedAvg": "fedavg",
+    "FedSAM, ρ 0.1": "fedsam-rho-0.1",
+    "FedLESAM, ρ 0.1": "fedlesam-rho-0.1",
+    "FedLESAM constant, ρ 0.1": "fedlesam-constant-rho-0.1",
+    "FedLESAM constant, ρ 0.01": "fedlesam-constant-rho-0.01",
+    "FedLESAM constant, ρ 0.001": "fedlesam-constant-rho-0.001",
+    "FedWMSAM, ρ 0.01": "fedwmsam-rho-0.01",
+    "FedWMSAM constant, ρ 0.01": "fedwmsam-constant-rho-0.01",
+}
+WITH_AND_WITHOUT_GC = ("no-gc", "gc-fed")
+
+
+def of_direction(runs: Runs, label: str, column: str) -> list[float]:
+    """The last ten rounds of the seeds 1, 2 and 3, in percent."""
+    row = DIRECTIONS[label]
+    return last_ten([runs[f"{row}_{column}_s{seed}"] for seed in (1, 2, 3)])
+
+
+def direction_gain(runs: Runs, label: str, column: str) -> float:
+    """The mean difference to FedAvg in the same column."""
+    values = of_direction(runs, label, column)
+    fedavg = of_direction(runs, "FedAvg", column)
+    return fmean(value - other for value, other in zip(values, fedavg, strict=True))
+
+
+def directions(runs: Runs) -> Cells:
+    """Each row's seeds and mean difference to FedAvg, without GC and with GC-Fed."""
+    cells: Cells = {}
+    for label in DIRECTIONS:
+        row: list[str | None] = []
+        for column in WITH_AND_WITHOUT_GC:
+            row.append(listed(of_direction(runs, label, column)))
+            is_reference = label == "FedAvg"
+            row.append(None if is_reference else signed(direction_gain(runs, label, column), 1))
+        cells[label,] = row
+    return cells
+
+
+def direction_verdicts(runs: Runs) -> dict[str, Verdict]:
+    """The four predictions of the repetition."""
+
+    def gains(label: str) -> list[float]:
+        return [direction_gain(runs, label, column) for column in WITH_AND_WITHOUT_GC]
+
+    small = [*gains("FedLESAM constant, ρ 0.001"), *gains("FedLESAM constant, ρ 0.01")]
+    large = gains("FedLESAM constant, ρ 0.1")
+    papers = [gains("FedLESAM, ρ 0.1")[0], gains("FedWMSAM, ρ 0.01")[0]]
+    constant = gains("FedWMSAM constant, ρ 0.01")
+    lost = [a - b for a, b in zip(constant, gains("FedWMSAM, ρ 0.01"), strict=True)]
+    return {
+        "1": Verdict(_signed_list(small), max(map(abs, small)) <= 1),
+        "2": Verdict(_signed_list(large), max(large) < -5),
+        "3": Verdict(_signed_list(papers), min(papers) > 0),
+        "4": Verdict(_signed_list(lost), max(lost) < 0),
+    }
+
+
+def direction_predictions(runs: Runs) -> Cells:
+    return rows_of(direction_verdicts(runs), given=0)
+
+
+def _signed_list(values: Sequence[float]) -> str:
+    return ", ".join(signed(value, 1) for value in values)
 
 
 # ----------------------------------------------------------------------------------- gc-warmup.md

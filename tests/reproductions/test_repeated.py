@@ -5,13 +5,14 @@ import re
 import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from planned import letters
 from scipy import stats
 
 from gcfed.tables.plan import make_plan
 from gcfed.tables.reading import load
 from gcfed.tables.records import Selection
 from gcfed.utils.resolvers import ROOT
-from reproductions.results import figures
+from reproductions.results import figures, repeated
 from reproductions.results.figures import numbers, table
 from reproductions.results.repeated import FEDDPC, RATIOS, SEARCH_SEED
 from reproductions.stored import seed_of, stored_runs
@@ -257,3 +258,47 @@ def test_the_page_gives_what_centralization_changes():
     assert f"range from {gains.min():.1f} to {gains.max():+.1f}" in text
     alie = gains[:, ATTACKS.index("alie")]
     assert f"in all twelve pairs, by {alie.min():.1f} to {alie.max():.1f}" in text
+
+
+FULFILLED_GAINS = {
+    "FedLESAM, ρ 0.1": (0.5, -0.5),
+    "FedLESAM constant, ρ 0.1": (-9.0, -9.0),
+    "FedLESAM constant, ρ 0.01": (-0.9, 0.9),
+    "FedLESAM constant, ρ 0.001": (0.1, 0.2),
+    "FedWMSAM, ρ 0.01": (2.0, 2.0),
+    "FedWMSAM constant, ρ 0.01": (1.0, 1.0),
+}
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({}, "hhhh"),
+        ({"FedLESAM constant, ρ 0.01": (-1.1, 0.0)}, "fhhh"),
+        ({"FedLESAM constant, ρ 0.1": (-9.0, -4.9)}, "hfhh"),
+        ({"FedLESAM, ρ 0.1": (-0.1, 0.5)}, "hhfh"),
+        ({"FedWMSAM constant, ρ 0.01": (1.0, 2.1)}, "hhhf"),
+    ],
+)
+def test_each_prediction_about_directions_can_fail_alone(monkeypatch, changed, expected):
+    gains = FULFILLED_GAINS | changed
+
+    def gain(runs, label, column):
+        return gains[label][column == "gc-fed"]
+
+    monkeypatch.setattr(repeated, "direction_gain", gain)
+    assert letters(repeated.direction_verdicts({})) == expected
+
+
+def test_the_gains_of_the_directions_are_those_of_the_stored_runs():
+    runs = stored_runs("constant-direction")
+    words = {"algorithm=fedwmsam", "gc=gcfed"}
+    fedavg = {"algorithm=fedavg", "gc=gcfed"}
+    target = "methods.fedwmsam._target_=reproductions.constant_moves.ConstantWMSAM"
+    gains = []
+    for seed in ("seed=1", "seed=2", "seed=3"):
+        (own,) = [run for run in runs.values() if {*words, target, seed} <= {*run.overrides}]
+        (other,) = [run for run in runs.values() if {*fedavg, seed} <= {*run.overrides}]
+        gains.append(tail(own) - tail(other))
+    printed = table("constant-direction.md", 1)[-1][-1]
+    assert numbers(printed)[0] == pytest.approx(np.mean(gains), abs=0.051)
