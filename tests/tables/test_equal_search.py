@@ -113,11 +113,13 @@ def test_a_measure_that_no_job_writes_is_refused_before_the_first_one(tuned, mea
     assert not going.jobs
 
 
-def test_a_class_of_the_user_may_write_any_column(tuned):
+def test_a_class_of_the_user_may_write_any_column(tuned, tmp_path):
     mine = [f"+metrics.mine._target_={__name__}.Own"]
     columns = {"test/own": [0.5]}
     going = Trainer(lambda values, number: accuracies(0.5, **columns), compose=whole)
-    assert tuned(going, overrides=mine, measure="last:test/own") == 0
+    logs = f"paths.log_dir={tmp_path / 'logs'}"  # else those of this clone
+    assert tuned(going, logs, overrides=mine, measure="last:test/own") == 0
+    assert (tuned.folder / "fedavg_digits").is_dir()
 
 
 def test_a_personal_method_is_not_tuned_by_the_global_model(tuned):
