@@ -9,8 +9,8 @@ from harness import Spy
 
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import AtomicCheckpointIO
-from gcfed.folders.failure import headline
-from gcfed.folders.folder import CHECKPOINT, EXPORT, FAILURE
+from gcfed.folders.failure import failure_recorded, headline
+from gcfed.folders.folder import CHECKPOINT, EXPORT, FAILURE, ending
 from gcfed.folders.reading import read_metrics
 from gcfed.run import train
 
@@ -41,6 +41,16 @@ def test_an_error_of_a_file_has_a_plain_headline(tmp_path):
         (tmp_path / "file/run").mkdir()
     assert headline(error.value) == f"Not a directory: '{tmp_path}/file/run'"
     assert headline(OSError("lost")) == "OSError: lost"
+
+
+def test_ctrl_c_outside_of_the_rounds_is_recorded_as_the_signal(tmp_path):
+    """As while data are read, or while the partition is drawn."""
+    with pytest.raises(KeyboardInterrupt), failure_recorded(tmp_path, write=True):
+        raise KeyboardInterrupt
+    first, *_ = (tmp_path / FAILURE).read_text().splitlines()
+    assert first == "Stopped by SIGINT."
+    state, _ = ending(tmp_path, 5, {}, read_metrics(None))
+    assert state == "interrupted"
 
 
 def run(config, folder, error, *overrides):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,7 +36,11 @@ def failure_recorded(folder: Path, *, write: bool) -> Iterator[None]:
 def headline(error: BaseException) -> str:
     """An error in one line: ``Type: message``; the message alone if it says all, as ``No space left
     on device: 'metrics.csv'`` does.
+
+    Ctrl-C has the sentence of :class:`Stopped`, wherever Python raises it.
     """
+    if isinstance(error, KeyboardInterrupt):
+        return str(Stopped(signal.SIGINT))
     message = message_of(error) or "no message"
     if isinstance(error, Refusal | Stopped):
         return message
