@@ -102,20 +102,33 @@ def test_an_error_names_the_argument_and_nothing_is_written(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_report_leaves_no_table_or_figure_of_an_earlier_one(tmp_path):
-    write_run(tmp_path / "logs" / "run", curve(0.9, 4), "data=digits rounds=4")
+def test_a_report_removes_only_tables_and_figures_that_an_earlier_one_wrote(tmp_path):
+    for place in ("data=digits rounds=4", "data=synthetic rounds=4"):
+        write_run(tmp_path / "logs" / place.replace(" ", "_"), curve(0.9, 4), place)
     out = tmp_path / "out"
-    of_earlier_report = ("tables/comparison_2.tex", "tables/targets_2.tex")
-    of_earlier_report += ("figures/test_acc_2.png", "figures/personal_local_acc_seconds_2.pdf")
-    of_user = ("tables/comparison_mine.tex", "figures/mine_2.png")
-    for name in (*of_earlier_report, *of_user):
-        path = out / name
+    # a paper's folder, in which a user has figures with such names
+    of_user = [out / name for name in ("tables/comparison_9.tex", "figures/test_acc_9.png")]
+    for path in of_user:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
-    write_report(tmp_path / "logs", out=out, figures=False)
+    write_report(tmp_path / "logs", out=out)
+    earlier = [*out.glob("tables/*_2.tex"), *out.glob("figures/*_2.p*")]
+    assert {path.suffix for path in earlier} == {".tex", ".png", ".pdf"}
+    write_report(tmp_path / "logs" / "data=digits_rounds=4", out=out, figures=False)
     assert (out / "tables" / "comparison_1.tex").is_file()
-    assert [name for name in of_earlier_report if (out / name).exists()] == []
-    assert [name for name in of_user if not (out / name).exists()] == []
+    assert [path for path in earlier if path.exists()] == []
+    assert [path for path in of_user if not path.exists()] == []
+
+
+def test_a_report_removes_no_file_outside_of_its_folders(tmp_path):
+    write_run(tmp_path / "logs" / "run", curve(0.9, 4), "data=digits rounds=4")
+    out = tmp_path / "out"
+    out.mkdir()
+    mine = tmp_path / "mine_1.tex"
+    mine.touch()
+    (out / "files.txt").write_text("tables/../../mine_1.tex\n../mine_1.tex\n")
+    write_report(tmp_path / "logs", out=out, figures=False)
+    assert mine.exists()
 
 
 def test_a_root_below_debug_is_read_beside_others(tmp_path):

@@ -36,11 +36,10 @@ MORE_MEASURES = (
     "total:comm/down_bytes",
     "total:comm/up_bytes",
 )
-#: Files with the number of a place in their names. An earlier report in the same folder may have
-#: had more places, or other ones.
-_NUMBERED_FILES = re.compile(
-    r"(comparison|targets)_\d+\.tex|(test|personal)_\w+_\d+\.(png|pdf)", re.ASCII
-)
+#: Lists the tables and figures of places that a report wrote, one a line. Their names have the
+#: number of a place, and the next report may have fewer places, or other ones.
+LIST = "files.txt"
+_LISTED_FILE = re.compile(r"(tables/\w+\.tex|figures/\w+\.(png|pdf))", re.ASCII)
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ def write_report(
         from gcfed.reporting.figures import draw  # matplotlib
 
         pictures = draw(frame, verdicts, out / "figures")
+    _list_files(out, tables, pictures)
     page = out / "index.html"
     title = f"Runs in {', '.join(root.resolve().name for root in folders)}"
     write_text(page, _page(title, found, frame, verdicts, tables, pictures))
@@ -144,11 +144,27 @@ def _is_debug(folder: Path, roots: Sequence[Path]) -> bool:
 
 
 def _remove_earlier(out: Path) -> None:
-    """Removes the tables and figures of places that an earlier report wrote to the same folder."""
-    for folder in (out / "tables", out / "figures"):
-        for file in folder.glob("*_*.*"):
-            if _NUMBERED_FILES.fullmatch(file.name):
-                file.unlink()
+    """Removes the tables and figures of places that an earlier report wrote to the same folder.
+
+    A user may keep files with similar names there, so only the listed ones are removed.
+    """
+    written = out / LIST
+    if not written.is_file():
+        return
+    for name in written.read_text(encoding="utf-8").splitlines():
+        if _LISTED_FILE.fullmatch(name):
+            (out / name).unlink(missing_ok=True)
+
+
+def _list_files(
+    out: Path, tables: Mapping[str, Sequence[Sheet]], pictures: Sequence[Picture]
+) -> None:
+    """Writes the names of the tables and figures of places for the next report."""
+    names = [f"tables/{table.name}.tex" for of_place in tables.values() for table in of_place]
+    for picture in pictures:
+        for file in (picture.file, picture.file.with_suffix(".pdf")):
+            names.append(f"figures/{file.name}")
+    write_text(out / LIST, "\n".join(names) + "\n")
 
 
 def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
