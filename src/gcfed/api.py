@@ -318,8 +318,9 @@ class Comparison:
             rounds: None: as in the report. That is ten for an accuracy if each run has at least
                 thirty rounds, else the last value alone.
             baseline: a method. Adds the mean ``difference`` to it, seed by seed, and its 95 %
-                interval, ``from`` and ``to``. Accuracies differ by points. ``pairs``, if it is
-                another number than ``seeds``, counts the seeds with a difference.
+                interval, ``from`` and ``to``, without a correction for several differences.
+                Accuracies differ by points. ``pairs``, if it is another number than ``seeds``,
+                counts the seeds with a difference.
 
         ``diverged`` counts the diverged runs of each method, if a run diverged. They count like
         the others.
@@ -328,7 +329,7 @@ class Comparison:
         """
         import pandas as pd
 
-        from gcfed.reporting.verdict import compared, scale_of
+        from gcfed.reporting.verdict import compare_methods, scale_of
         from gcfed.utils.checked import Count, validated
 
         validated("rounds", rounds, Count | None)
@@ -345,7 +346,7 @@ class Comparison:
         values = pd.DataFrame(numbers_of)
         measure = measure_of_last(column, rounds)
         scale = scale_of(measure, values.mean())
-        found = compared(scale.factor * values, baseline)
+        found = compare_methods(scale.factor * values, baseline)
         columns = ["mean", "low", "high"]
         if baseline is not None:
             columns += ["difference", "from", "to"]

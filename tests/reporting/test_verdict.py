@@ -16,9 +16,9 @@ from scipy import stats
 
 from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
-from gcfed.reporting.student import holm, paired_p
+from gcfed.reporting.student import paired_p, rejected_by_holm
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import compared, interval, judge, scale_of
+from gcfed.reporting.verdict import compare_methods, interval, judge, scale_of
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -177,7 +177,7 @@ def test_one_function_gives_means_intervals_and_paired_differences():
     values = pd.DataFrame(rng.random((5, 3)), index=[1, 2, 3, 5, 8], columns=["a", "b", "c"])
     values.loc[[2, 8], "b"] = np.nan
     values.loc[[1, 2, 3, 8], "c"] = np.nan
-    table = compared(values, "a")
+    table = compare_methods(values, "a")
     assert table["n"].tolist() == table["pairs"].tolist() == [5, 3, 1]
     ours = values["b"].dropna()
     theirs = values["a"][ours.index]
@@ -196,7 +196,7 @@ def test_one_function_gives_means_intervals_and_paired_differences():
     assert table.loc["b", [*wanted]].to_dict() == pytest.approx(wanted, rel=1e-9)
     assert table.loc["c", "difference"] == values.loc[5, "c"] - values.loc[5, "a"]
     assert table.loc["c", ["low", "high", "from", "to"]].isna().all()
-    assert compared(values)["pairs"].tolist() == [0, 0, 0]
+    assert compare_methods(values)["pairs"].tolist() == [0, 0, 0]
 
 
 def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
@@ -231,22 +231,23 @@ def test_marked_differences_stand_after_holms_correction(gains, marks):
     assert [text.partition(")")[2] for text in texts[:-1]] == marks
     is_explained = "Holm's correction for the 2 differences" in " ".join(table.notes)
     assert is_explained == (len(gains) > 1)
-    assert ("also after Holm's correction}" in table.latex) == ("*" in marks)
+    legend = "; *: differs from fedavg also after Holm's correction}"
+    assert (legend in table.latex) == ("*" in marks)
 
 
 @pytest.mark.parametrize(
     ("ps", "rejected"),
     [
-        ([], []),
-        ([0.05], [True]),
-        ([0.03, 0.01, 0.02], [True, True, True]),  # 0.01 < 5 %/3, 0.02 < 5 %/2, 0.03 < 5 %
-        ([0.04, 0.01, 0.03], [False, True, False]),  # 0.03 > 5 %/2, so 0.04 is not compared
-        ([0.02, 0.02, 0.02], [False, False, False]),
-        ([1.0, 0.0], [False, True]),
+        ({}, []),
+        ({"a": 0.05}, ["a"]),
+        ({"a": 0.03, "b": 0.01, "c": 0.02}, ["b", "c", "a"]),  # 5 %/3, 5 %/2 and 5 %
+        ({"a": 0.04, "b": 0.01, "c": 0.03}, ["b"]),  # 0.03 > 5 %/2, so 0.04 is not compared
+        ({"a": 0.02, "b": 0.02, "c": 0.02}, []),
+        ({"a": 1.0, "b": 0.0}, ["b"]),
     ],
 )
 def test_holm_compares_the_smallest_p_with_the_smallest_level(ps, rejected):
-    assert holm(ps) == rejected
+    assert rejected_by_holm(ps) == rejected
 
 
 def test_the_p_of_paired_differences_is_students():

@@ -5,11 +5,14 @@ Mathematical Functions, 26.5.27).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
+from typing import TypeVar
 
 import numpy as np
 from mpmath import betainc, findroot
+
+Key = TypeVar("Key")
 
 
 @cache
@@ -39,14 +42,15 @@ def paired_p(differences: Sequence[float]) -> float:
     return two_sided_p(mean / error, len(values) - 1)
 
 
-def holm(ps: Sequence[float], level: float = 0.05) -> list[bool]:
-    """Which of several hypotheses are rejected, such that one true hypothesis or more is rejected
+def rejected_by_holm(ps: Mapping[Key, float], level: float = 0.05) -> list[Key]:
+    """The hypotheses that are rejected, those with the smallest p first. A true one is among them
     with a probability of at most ``level`` (Holm 1979).
+
+    Args:
+        ps: the p of each hypothesis of the family.
     """
-    rejected = [False] * len(ps)
-    order = sorted(range(len(ps)), key=lambda i: ps[i])
-    for place, i in enumerate(order):
-        if ps[i] > level / (len(ps) - place):
-            break
-        rejected[i] = True
-    return rejected
+    order = sorted(ps, key=lambda hypothesis: ps[hypothesis])
+    for num_rejected, hypothesis in enumerate(order):
+        if ps[hypothesis] > level / (len(order) - num_rejected):
+            return order[:num_rejected]
+    return order

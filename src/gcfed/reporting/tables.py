@@ -59,6 +59,7 @@ class Sheet:
     bold: Sequence[bool] = ()
     notes: Sequence[str] = ()
     printed: int = 0  # the first so many columns are in LaTeX
+    legend: str = ""  # of a mark in the cells, at the end of the caption in LaTeX
 
     @property
     def latex(self) -> str:
@@ -67,10 +68,8 @@ class Sheet:
         cells = cells.rename(columns=lambda name: _IN_CAPTION.sub("", name))
         alignment = "l" + "r" * (self.printed - 1)
         tabular = cells.to_latex(index=False, column_format=f"@{{}}{alignment}@{{}}")
-        caption = self.title.translate(marks)
-        if ")*" in tabular:
-            caption += "; *: also after Holm's correction"
-        return _FLOAT % (caption, self.name, tabular)
+        caption = "; ".join(filter(None, (self.title, self.legend)))
+        return _FLOAT % (caption.translate(marks), self.name, tabular)
 
     @property
     def html(self) -> str:
@@ -164,14 +163,16 @@ def comparison(
     cells = pd.concat([methods, pd.DataFrame(columns, frame.index), others], axis=1)
     bold = [method in verdict.leaders for method in methods]
     title = f"{verdict.direction}: {place}"
-    return Sheet(name, title, cells, bold, _notes(verdict, rows), printed)
+    legend = ""
+    if verdict.significant:
+        legend = f"*: differs from {verdict.reference} also after Holm's correction"
+    return Sheet(name, title, cells, bold, _notes(verdict, rows), printed, legend)
 
 
 def _marked_difference(verdict: Verdict, method: str) -> str:
-    """The difference to the reference; * if it stands after Holm's correction for several."""
+    """The difference to the reference, with a * if it stands after Holm's correction."""
     text = verdict.difference(method)
-    is_marked = verdict.num_differences > 1 and method in verdict.corrected
-    return f"{text}*" if is_marked else text
+    return f"{text}*" if method in verdict.significant else text
 
 
 def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:

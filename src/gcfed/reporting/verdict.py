@@ -13,7 +13,7 @@ import pandas as pd
 from gcfed.folders.columns import is_accuracy
 from gcfed.folders.measures import parse
 from gcfed.reporting.decision import decide, listed
-from gcfed.reporting.student import holm, paired_p, quantile
+from gcfed.reporting.student import paired_p, quantile, rejected_by_holm
 
 FEWEST_SEEDS = 3  # seeds of a method that is ranked
 
@@ -70,16 +70,27 @@ def interval(values: Any) -> tuple[float, float]:
     return float(mean - half), float(mean + half)
 
 
-COMPARED = ("n", "mean", "std", "low", "high", "pairs", "difference", "from", "to", "p")
+COMPARISON_COLUMNS = (
+    "n",
+    "mean",
+    "std",
+    "low",
+    "high",
+    "pairs",
+    "difference",
+    "from",
+    "to",
+    "p",
+)
 
 
-def compared(values: pd.DataFrame, reference: object = None) -> pd.DataFrame:
-    """A row per method, with the columns :data:`COMPARED`.
+def compare_methods(values: pd.DataFrame, reference: object = None) -> pd.DataFrame:
+    """A row per method, with the columns :data:`COMPARISON_COLUMNS`.
 
     ``n`` values have a ``mean``, a standard deviation ``std``, and a 95 % interval of the mean from
     ``low`` to ``high``. ``pairs`` are the seeds with a value of the method and of the reference:
     their mean ``difference``, its 95 % interval ``from`` and ``to``, and the ``p`` of a difference
-    of 0.
+    of 0 (Student's paired t-test, two-sided).
 
     Reports, tables and :meth:`gcfed.api.Comparison.table` choose the seeds, and take these numbers.
 
@@ -93,11 +104,17 @@ def compared(values: pd.DataFrame, reference: object = None) -> pd.DataFrame:
         differences = numbers[:0]
         if reference is not None:
             differences = (numbers - values[reference]).dropna()
-        of_mean = (len(numbers), numbers.mean(), numbers.std(), *interval(numbers))
-        ends = interval(differences)
-        of_pairs = (len(differences), differences.mean(), *ends, paired_p(differences))
-        rows[method] = (*of_mean, *of_pairs)
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[*COMPARED])
+        rows[method] = (
+            len(numbers),
+            numbers.mean(),
+            numbers.std(),
+            *interval(numbers),
+            len(differences),
+            differences.mean(),
+            *interval(differences),
+            paired_p(differences),
+        )
+    return pd.DataFrame.from_dict(rows, orient="index", columns=[*COMPARISON_COLUMNS])
 
 
 def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
@@ -123,15 +140,16 @@ class Verdict:
 
     measure: str
     scale: Scale
-    #: A row of :func:`compared` per method: over the shared seeds, with the difference to
+    #: A row of :func:`compare_methods` per method: over the shared seeds, with the difference to
     #: ``reference``; for an unranked method over its own seeds, without one.
     table: pd.DataFrame
     ranked: list[str]  # methods that share at least three seeds
     seeds: list[int]  # the seeds that they share
     reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
     leaders: list[str]  # methods that are not clearly worse than any other, the best first
-    #: Methods whose difference to the reference is not 0 by Holm's correction for all of them.
-    corrected: list[str]
+    #: Methods whose difference to the reference stands after Holm's correction for all differences;
+    #: none if there is one difference, which needs no correction.
+    significant: list[str]
     not_compared: Mapping[str, str]  # methods that the measure does not judge → why
     declared: Mapping[str, str]  # methods that are not judged by the global model → their column
 
@@ -235,11 +253,13 @@ def judge(rows: pd.DataFrame) -> Verdict:
     ranked = [*shared.mean().sort_values(ascending=not higher, kind="stable").index]
     reference = reference_of(ranked)
     others = [method for method in dict.fromkeys(rows["method"]) if method not in ranked]
-    of_ranked = compared(shared[ranked], reference)
-    of_others = compared(values.reindex(columns=others))
+    of_ranked = compare_methods(shared[ranked], reference)
+    of_others = compare_methods(values.reindex(columns=others))
     table = of_others if of_ranked.empty else pd.concat([of_ranked, of_others])
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
-    corrected = _corrected(of_ranked.drop(index=reference, errors="ignore"))
+    significant: list[str] = []
+    if len(ranked) > 2:
+        significant = rejected_by_holm(of_ranked["p"].drop(index=reference).to_dict())
     scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
@@ -249,7 +269,7 @@ def judge(rows: pd.DataFrame) -> Verdict:
         [*shared.index],
         reference,
         leaders,
-        corrected,
+        significant,
         decision.not_compared,
         decision.declared,
     )
@@ -279,16 +299,6 @@ def reference_of(ranked: list[str]) -> str:
         if method.lower() == "fedavg":
             return method
     return ranked[0] if ranked else ""
-
-
-def _corrected(others: pd.DataFrame) -> list[str]:
-    """The methods that differ from the reference by Holm's correction.
-
-    Args:
-        others: the rows of :func:`compared` of all ranked methods but the reference.
-    """
-    differs = holm([*others["p"]])
-    return [*others.index[np.array(differs, bool)]]
 
 
 def _leading(gains: pd.DataFrame) -> list[str]:

@@ -7,7 +7,7 @@ difference to FedAvg or the best row, seed by seed, as the report has it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from gcfed.folders.summary import rounds_in_words
 from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
 from gcfed.tables.plan import CellName
-from gcfed.tables.ranking import Gain, compare_with_paper, corrected, gains_of
+from gcfed.tables.ranking import Gain, compare_with_paper, gains_of, significant
 from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
@@ -45,7 +45,8 @@ def write_comparison(
     if not table.cells:
         gains = gains_of(cells)
     cells = sorted(cells, key=lambda cell: table.rows.index(cell.row))  # row by row
-    frame = pd.DataFrame([_line(table, cell, gains) for cell in cells])
+    marked = significant(gains)
+    frame = pd.DataFrame([_line(table, cell, gains, marked) for cell in cells])
     title = _title(table, scale, cells)
     notes = _notes(table, cells, gains)
     if changes:
@@ -58,9 +59,15 @@ def write_comparison(
     return text
 
 
-def _line(table: Table, cell: Cell, gains: Mapping[CellName, Gain]) -> dict[str, Any]:
+def _line(
+    table: Table, cell: Cell, gains: Mapping[CellName, Gain], marked: Collection[CellName]
+) -> dict[str, Any]:
     """A cell: our mean over the finished runs, the printed number, and their difference, as text
     and as numbers.
+
+    Args:
+        gains: the differences of an own table, which has no printed numbers.
+        marked: the cells whose difference gets a ``*``.
     """
     printed = table.printed(cell.row, cell.column)
     against_paper = None
@@ -71,7 +78,7 @@ def _line(table: Table, cell: Cell, gains: Mapping[CellName, Gain]) -> dict[str,
         difference = _text_of_difference(against_paper, digits)
     else:
         difference = _text_of_gain(gains.get(cell.name), digits)
-        if len(gains) > 1 and cell.name in corrected(gains):
+        if cell.name in marked:
             difference += "*"
     texts = {
         "row": cell.row.label,

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import pandas as pd
 
 from gcfed.folders.measures import parse
-from gcfed.reporting.student import holm
-from gcfed.reporting.verdict import compared, reference_of
+from gcfed.reporting.student import rejected_by_holm
+from gcfed.reporting.verdict import compare_methods, reference_of
 from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.plan import CellName
 from gcfed.tables.records import Printed
@@ -41,10 +41,13 @@ def gains_of(cells: Sequence[Cell]) -> dict[CellName, Gain]:
     return gains
 
 
-def corrected(gains: Mapping[CellName, Gain]) -> set[CellName]:
-    """The cells that differ from their reference by Holm's correction for all cells."""
-    differs = holm([gain.p for gain in gains.values()])
-    return {cell for cell, is_rejected in zip(gains, differs, strict=True) if is_rejected}
+def significant(gains: Mapping[CellName, Gain]) -> list[CellName]:
+    """The cells whose difference stands after Holm's correction for all of them; none for a single
+    difference, which needs no correction.
+    """
+    if len(gains) < 2:
+        return []
+    return rejected_by_holm({cell: gain.p for cell, gain in gains.items()})
 
 
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
@@ -61,7 +64,7 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
         ranked.append((sign * numbers.mean, cell.row.label))
         numbers_of[cell.row.label] = numbers.values
     reference = reference_of([row for _, row in sorted(ranked)])
-    table = compared(pd.DataFrame(numbers_of), reference)
+    table = compare_methods(pd.DataFrame(numbers_of), reference)
     gains: dict[str, Gain] = {}
     for row, line in table[table["pairs"] > 1].iterrows():
         if row != reference:
