@@ -49,11 +49,13 @@ def open_study(
     space: Mapping[str, Any],
     metric: str,
     direction: str,
+    *,
+    remedy: str,
     storage: Any = None,
 ) -> Any:
     """Opens the search in a folder, or starts one.
 
-    Raises Refusal if its config, space or metric differs.
+    Raises Refusal, with a remedy, if its config, space or metric differs.
     """
     import optuna
 
@@ -72,10 +74,7 @@ def open_study(
     if number_of_ended(study):
         differing = differences(study.user_attrs["fixed"], fixed)
     if differing:
-        raise Refusal(
-            f"{root} holds another search: {differing}. Take another folder,"
-            " hydra.sweep.dir=<folder>."
-        )
+        raise Refusal(f"{root} holds another search: {differing}. {remedy}.")
     study.set_user_attr("fixed", fixed)
     return study
 
@@ -142,10 +141,19 @@ def space_of(overrides: Sequence[str]) -> tuple[dict[str, Any], list[str]]:
     return space, [text for text in drawn_or_text.values() if isinstance(text, str)]
 
 
-def some_value(distribution: Any) -> Any:
-    """A value that a trial may draw."""
-    choices = getattr(distribution, "choices", None)
-    return distribution.low if choices is None else choices[0]
+def possible_draw(space: Mapping[str, Any]) -> list[str]:
+    """The overrides of a trial that the space allows, to check a search before it begins."""
+    overrides = []
+    for key, distribution in space.items():
+        choices = getattr(distribution, "choices", None)
+        value = distribution.low if choices is None else choices[0]
+        overrides.append(f"{key}={value}")
+    return overrides
+
+
+def overrides_of(trial: Any) -> list[str]:
+    """The overrides of the values that a trial has drawn."""
+    return [f"{key}={value}" for key, value in trial.params.items()]
 
 
 def _distribution(override: Override) -> Any:

@@ -50,50 +50,49 @@ class OptunaSweeper(Sweeper):
         """Raises Refusal before any run if a setting cannot work or the folder holds another
         search.
         """
+        from gcfed import search
         from gcfed.assemble import check_buildable, declared_result  # torch
         from gcfed.folders.measures import check_direction, check_judges, parse
-        from gcfed.search import (
-            folder_name,
-            locked_search,
-            next_trial,
-            number_of_ended,
-            open_study,
-            some_value,
-            space_of,
-        )
 
         metric = self.cfg.optimized_metric
         root = Path(self.cfg.hydra.sweep.dir).absolute()
         measure = parse(metric or "", "optimized_metric")
         check_direction(metric, self.direction, "optimized_metric", "hydra.sweeper.direction")
         params = [f"{key}={words}" for key, words in self.params.items()]
-        space, common = space_of([*params, *arguments])
+        space, common = search.space_of([*params, *arguments])
         if not space or "seed" in space:
             raise Refusal(
                 "A search needs hydra.sweeper.params, such as 'gc.lam=interval(0.0, 1.0)', without"
                 " seed."
             )
         cfg = self.load(self.cfg, common)
-        drawn = [f"{key}={some_value(distribution)}" for key, distribution in space.items()]
-        trial = self.load(self.cfg, [*common, *drawn])
-        with open_dict(trial):
-            trial.pop("hydra", None)
-            trial.paths.output_dir = str(root)
-        check_buildable(trial).require_measure(metric, f"optimized_metric={metric}")
+        possible = self.load(self.cfg, [*common, *search.possible_draw(space)])
+        with open_dict(possible):
+            possible.pop("hydra", None)
+            possible.paths.output_dir = str(root)
+        check_buildable(possible).require_measure(metric, f"optimized_metric={metric}")
         check_judges(measure.column, declared_result(cfg), f"optimized_metric={metric}")
-        with locked_search(root, "one process does it, n_jobs trials at once"):
-            study = open_study(root, cfg, space, metric, self.direction, self.storage)
-            left = self.n_trials - number_of_ended(study)
+        with search.locked_search(root, "one process does it, n_jobs trials at once"):
+            study = search.open_study(
+                root,
+                cfg,
+                space,
+                metric,
+                self.direction,
+                remedy="Take another folder, hydra.sweep.dir=<folder>",
+                storage=self.storage,
+            )
+            left = self.n_trials - search.number_of_ended(study)
             while left > 0:
                 trials = []
                 for i in range(min(self.n_jobs, left)):
-                    trials.append(next_trial(study, space, self.sampler, self.seed, i))
+                    trials.append(search.next_trial(study, space, self.sampler, self.seed, i))
                 self.run(study, trials, common, root)
-                left = self.n_trials - number_of_ended(study)
+                left = self.n_trials - search.number_of_ended(study)
         failed = []
         for trial in study.trials:
             if trial.state.name == "FAIL":
-                failed.append(f"{folder_name(trial)}: {trial.user_attrs['reason']}")
+                failed.append(f"{search.folder_name(trial)}: {trial.user_attrs['reason']}")
         if failed:
             raise SystemExit("\n".join(failed))
         if all(trial.value is None for trial in study.trials):
@@ -103,21 +102,20 @@ class OptunaSweeper(Sweeper):
         """Launches the runs of these trials together, and reports their values to Optuna."""
         from optuna.trial import TrialState
 
+        from gcfed import search
         from gcfed.folders.folder import CHECKPOINT, read_run
         from gcfed.folders.measures import check_judges, parse
-        from gcfed.search import folder_name, write_trials
         from gcfed.utils.compose import quoted
 
         metric = self.cfg.optimized_metric
         measure = parse(metric)
-        folders = [root / folder_name(trial) for trial in trials]
+        folders = [root / search.folder_name(trial) for trial in trials]
         calls = []
         for trial, folder in zip(trials, folders, strict=True):
-            params = [f"{key}={drawn}" for key, drawn in trial.params.items()]
             place = [f"hydra.sweep.dir={quoted(root)}", f"hydra.sweep.subdir={folder.name}"]
             if (folder / CHECKPOINT).is_file():
                 place.append(f"ckpt_path={quoted(folder / CHECKPOINT)}")
-            calls.append([*common, *params, *place])
+            calls.append([*common, *search.overrides_of(trial), *place])
         jobs = self.launch(calls, initial_job_idx=trials[0].number)
         for trial, folder, job in zip(trials, folders, jobs, strict=True):
             run = read_run(folder)
@@ -131,4 +129,4 @@ class OptunaSweeper(Sweeper):
                 raise Refusal(f"optimized_metric={metric} is not among what runs measure: {known}.")
             lost = TrialState.PRUNED if run.has_ended else TrialState.FAIL
             study.tell(trial, number, lost if number is None else TrialState.COMPLETE)
-            write_trials(study, root, metric)
+            search.write_trials(study, root, metric)

@@ -195,7 +195,7 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
             "params.gc.lam is .*low=0.0.* there, .*low=0.5",
         ),
     ):
-        with refuses(f"holds another search: {message}"):
+        with refuses(f"holds another search: {message}.* folder, hydra.sweep.dir=<folder>"):
             go(tmp_path, Launcher(), *arguments)
     with (
         locked(tmp_path / ".lock"),

@@ -23,7 +23,8 @@ from gcfed.search import (
     next_trial,
     number_of_ended,
     open_study,
-    some_value,
+    overrides_of,
+    possible_draw,
     space_of,
     write_trials,
 )
@@ -104,7 +105,8 @@ def tune(
     searches = [_cell_search(search, job, root) for job in cells.values()]
     for one in searches:
         _check(search, one, run_seeds)
-    direction_of(search)  # after the check, which suggests names for a mistyped metric
+    # after the check, which suggests names for a mistyped metric
+    direction = direction_of(search)
     _report_unused(search, cells.values())
     tuned = Tuned()
     for one in searches:
@@ -113,7 +115,7 @@ def tune(
             tuned.left += [(one.cfg, one.cfg.rounds)] * (left * (len(search.seeds) or 1))
         elif train:
             print(f"search for {one.cell}", flush=True)
-            run_trials(search, one)
+            run_trials(search, one, direction)
         chosen = one.best()
         if chosen is not None:
             tuned.best[one.cell] = chosen
@@ -176,8 +178,8 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     """Raises Refusal if the trials cannot run, or if the search cannot choose for the runs."""
     from gcfed.assemble import declared_result  # torch
 
-    drawn = [f"{key}={some_value(space)}" for key, space in one.space.items()]
-    trial = Job(f"search for {one.cell}", [*one.overrides, *drawn], "", one.cell, one.cfg.seed)
+    overrides = [*one.overrides, *possible_draw(one.space)]
+    trial = Job(f"search for {one.cell}", overrides, "", one.cell, one.cfg.seed)
     work = running.composed_work(trial, one.folder)
     key = f"search.metric={search.metric}"
     running.check_cells([work], {trial.cell: {search.metric: key}})
@@ -196,15 +198,21 @@ def _report_unused(search: Search, jobs: Any) -> None:
         print(f"no job has {override}: its search.knobs are unused")
 
 
-def run_trials(search: Search, one: CellSearch) -> None:
+def run_trials(search: Search, one: CellSearch, direction: str) -> None:
     """Runs trials until ``n_trials`` have ended.
 
     A stopped trial continues with the values that it had drawn.
     """
-    direction = direction_of(search)
     with locked_search(one.folder, "give each process other rows"):
         asked = f"{search.metric} {search.seeds}"
-        study = open_study(one.folder, one.cfg, one.space, asked, direction)
+        study = open_study(
+            one.folder,
+            one.cfg,
+            one.space,
+            asked,
+            direction,
+            remedy="Move this folder away, or write paths.log_dir=<folder>",
+        )
         if not study.trials:
             for point in search.points:
                 study.enqueue_trial(point)
@@ -219,7 +227,7 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     """Trains the runs of one trial, and reports their mean to Optuna."""
     from optuna.trial import TrialState
 
-    drawn = [f"{key}={value}" for key, value in trial.params.items()]
+    drawn = overrides_of(trial)
     title = f"trial {trial.number + 1}"
     print(f"{title} of {search.n_trials}: {' '.join(drawn)}", flush=True)
     place = one.folder / folder_name(trial)
