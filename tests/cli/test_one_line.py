@@ -247,6 +247,15 @@ def test_a_folder_of_logs_that_is_no_text_does_not_hide_the_refusal(tmp_path):
     assert not folder.exists()
 
 
+def test_a_refused_run_leaves_no_empty_folder_below_logs_at_home(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    folder = tmp_path / "logs" / "digits" / "now"
+    folder.mkdir(parents=True)
+    paths = {"log_dir": "~/logs", "output_dir": "~/logs/digits/now"}
+    remove_refused(OmegaConf.create({"paths": paths}))
+    assert [*(tmp_path / "logs").iterdir()] == []
+
+
 def test_the_list_is_long():
     assert len(WRONG) >= 60
 

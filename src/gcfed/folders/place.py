@@ -64,19 +64,20 @@ def remove_refused(cfg: DictConfig) -> None:
     """Removes the folder of a run that was refused before it began: it has no file but its log.
 
     Reading the data logs lines, so the log may exist. Also removes empty folders between it and
-    ``paths.log_dir``. The paths may be the settings that were refused, and be no texts.
+    ``paths.log_dir``.
     """
     if cfg.paths is None:
         return
+    # a path may be the setting that was refused, so it may be a number or None
     folders = {str(cfg.paths.output_dir)}
     logs = set[str]()
     if HydraConfig.initialized():
         command = HydraConfig.get()
         folders.add(command.runtime.output_dir)
         logs.add(f"{command.job.name}.log")
-    root = Path(str(cfg.paths.log_dir)).absolute()
+    root = Path(str(cfg.paths.log_dir)).expanduser().absolute()
     for folder in folders:
-        _remove_without_files(Path(folder).absolute(), logs, root)
+        _remove_without_files(Path(folder).expanduser().absolute(), logs, root)
 
 
 def _remove_without_files(folder: Path, logs: Collection[str], root: Path) -> None:
