@@ -198,7 +198,7 @@ def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
 def test_the_folder_of_another_search_is_refused_with_what_a_table_can_do(tuned):
     tuned(trainer())
     wide = {"client.optimizer.lr": "interval(0.0, 2.0)"}
-    with refuses("holds another search: .* Move this folder away, or write paths.log_dir=<folder>.$"):
+    with refuses("another search: .* Move this folder away, or write paths.log_dir=<folder>.$"):
         tuned(trainer(), search=SEARCH | {"params": wide})
 
 

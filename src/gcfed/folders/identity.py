@@ -73,31 +73,31 @@ def key_of(override: str) -> str:
 
 
 def changing_results(overrides: Iterable[str]) -> list[str]:
-    """The overrides whose keys count, sorted."""
+    """The overrides that change results, sorted."""
     return sorted(override for override in overrides if changes_results(key_of(override)))
 
 
 def leaves(cfg: DictConfig | Mapping[str, Any]) -> dict[str, Any]:
-    """The values that count in a composed config or a run's ``config.yaml``: dotted key → plain
-    value, sorted.
+    """The values that change results, of a composed config or a run's ``config.yaml``: dotted key →
+    plain value, sorted.
 
     ``1.0`` becomes 1. Nulls are left out, and so are sections whose ``_target_`` is null and
     ingredients without one (after ``~gc``).
     """
     if isinstance(cfg, DictConfig):
-        cfg = _counted_sections(cfg)
+        cfg = _changing_sections(cfg)
     values = dict(_flat(cfg))
-    counting = {}
+    changing = {}
     for key, value in sorted(values.items()):
         section, _, name = key.rpartition(".")
         repeats = section and name in REPEATED and value == values.get(name)
         if value is not None and changes_results(key) and not repeats:
-            counting[key] = _plain(value)
-    return counting
+            changing[key] = _plain(value)
+    return changing
 
 
-def _counted_sections(cfg: DictConfig) -> dict[str, Any]:
-    """The resolved sections that count; values of other sections may not be known yet."""
+def _changing_sections(cfg: DictConfig) -> dict[str, Any]:
+    """The resolved sections that change results; values of others may not be known yet."""
     sections = {}
     for key in map(str, cfg):
         if changes_results(key) or key in REPEATED:
@@ -151,16 +151,16 @@ def differences(there: Mapping[str, Any], here: Mapping[str, Any], most: int = 6
 
 
 def hyperparameters(cfg: DictConfig) -> dict[str, Scalar]:
-    """Hyperparameters for loggers: the chosen options and the values that count, by key.
+    """Hyperparameters for loggers: the chosen options and the values that change results, by key.
 
     Lists become text. ``method`` is the algorithm with its GC, by one name for equal choices.
     """
     table: dict[str, Any] = {key: cfg.tags[key] for key in cfg.tags} | {"rounds": cfg.rounds}
     if "algorithm" in table:
         table["method"] = method_name(table.pop("algorithm"), table.get("gc") or "none")
-    counting = leaves(cfg)
-    has_clock = "participation.clock.step" in counting
-    for key, value in counting.items():
+    changing = leaves(cfg)
+    has_clock = "participation.clock.step" in changing
+    for key, value in changing.items():
         is_off = key.startswith("participation.clock.") and not has_clock
         if is_off or key == "participation.sampler.per_round":  # participation.per_round
             continue

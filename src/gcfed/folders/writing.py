@@ -92,6 +92,6 @@ def export(
             state[name] = t.to("cpu", copy=True, memory_format=torch.contiguous_format)
     metadata = {"round": str(round_number)}
     with replacing(folder / EXPORT) as temporary:
-        of_model = metadata | {"scaling": json.dumps(scaling)}
-        temporary.write_bytes(save(state, metadata=of_model))
+        scaled = metadata | {"scaling": json.dumps(scaling)}
+        temporary.write_bytes(save(state, metadata=scaled))
     save_adapters(net, folder, metadata)

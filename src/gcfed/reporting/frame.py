@@ -80,7 +80,8 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
     frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     first = frame.groupby("setting")["run"].first()
-    frame = frame.join(_names(first, keys[differing].groupby(frame["setting"]).first()), "setting")
+    settings = keys[differing].groupby(frame["setting"]).first()
+    frame = frame.join(_names(first, settings), on="setting")
     frame["seed"] = [run.seed for run in runs]
     frame["state"] = [run.state for run in runs]
     frame["repeated"] = _repeated(frame)

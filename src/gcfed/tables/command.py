@@ -45,7 +45,7 @@ from gcfed.utils.refusal import Refusal
 
 FOLDER = "--config-dir"
 HELP = ("--help", "-h", "help")
-UNFINISHED = (BEGUN, NEW)
+TO_TRAIN = (BEGUN, NEW)
 KEYS_OF_COMMAND = ("rows", "columns", "seeds", "scale", "search", "dry_run", "compare")
 LENGTH_KEYS = ("rounds", "eval_every")
 KEYS_OF_FILE = ("measure", "unit", "overrides", "scales", "title", "note")
@@ -159,7 +159,7 @@ class State:
 
     @property
     def left(self) -> list[Work]:
-        return [work for work in self.works if work.state in UNFINISHED]
+        return [work for work in self.works if work.state in TO_TRAIN]
 
     def lines(self) -> list[str]:
         """What is done and what is left."""
@@ -256,7 +256,8 @@ def _state(table: Table, request: TableRequest, planned: Plan, root: Path, logs:
         tuned = tune(table.search, jobs, root, dry_run=request.dry_run, train=not request.compare)
     works = running.look_up(tuned.jobs, root, logs)
     for work in works.values():
-        if work.job.cell in tuned.open_cells:  # whatever has run there has not the settings to come
+        # a run that is there does not have the settings that the search will choose
+        if work.job.cell in tuned.open_cells:
             work.state = NEW
             work.rounds = 0
     number = len({id(work) for work in works.values()})
