@@ -229,25 +229,41 @@ def test_marked_differences_stand_after_holms_correction(gains, marks):
     table = table_of(*parts)
     texts = table.frame["against fedavg"].tolist()
     assert [text.partition(")")[2] for text in texts[:-1]] == marks
-    is_explained = "Holm's correction for the 2 differences" in " ".join(table.notes)
+    is_explained = "Holm's correction (5 %) for the 2 differences" in " ".join(table.notes)
     assert is_explained == (len(gains) > 1)
     legend = "; *: differs from fedavg also after Holm's correction}"
     assert (legend in table.latex) == ("*" in marks)
 
 
+def test_without_fedavg_holms_correction_counts_all_pairs():
+    """The results choose the best method as the reference, so one p of 2 % is not enough."""
+    gains = ((0.0, 0.0, 0.0), (-0.04, -0.05, -0.03), (-0.2, -0.3, -0.1))  # p 0.020 and 0.074
+    methods = (GCFED, LOCAL, {"tags.algorithm": "scaffold", "methods.scaffold._target_": "x.S"})
+    parts = []
+    for gains_of_method, method in zip(gains, methods, strict=True):
+        values = [value + gain for value, gain in zip(FEDAVG, gains_of_method, strict=True)]
+        parts.append(runs(values, **method))
+    table = table_of(*parts)
+    assert [text for text in table.frame["against gcfed"] if text.endswith("*")] == []
+    words = "Holm's correction (5 %) for all 3 pairs, because the best method is the reference"
+    assert words in " ".join(table.notes)
+
+
 @pytest.mark.parametrize(
-    ("ps", "rejected"),
+    ("ps", "family", "rejected"),
     [
-        ({}, []),
-        ({"a": 0.05}, ["a"]),
-        ({"a": 0.03, "b": 0.01, "c": 0.02}, ["b", "c", "a"]),  # 5 %/3, 5 %/2 and 5 %
-        ({"a": 0.04, "b": 0.01, "c": 0.03}, ["b"]),  # 0.03 > 5 %/2, so 0.04 is not compared
-        ({"a": 0.02, "b": 0.02, "c": 0.02}, []),
-        ({"a": 1.0, "b": 0.0}, ["b"]),
+        ({}, 0, []),
+        ({"a": 0.05}, 1, ["a"]),
+        ({"a": 0.03, "b": 0.01, "c": 0.02}, 3, ["b", "c", "a"]),  # 5 %/3, 5 %/2 and 5 %
+        ({"a": 0.04, "b": 0.01, "c": 0.03}, 3, ["b"]),  # 0.03 > 5 %/2: 0.04 is not compared
+        ({"a": 0.02, "b": 0.02, "c": 0.02}, 3, []),
+        ({"a": 1.0, "b": 0.0}, 2, ["b"]),
+        ({"a": 0.02, "b": 0.01}, 3, ["b", "a"]),  # 5 %/3 and 5 %/2
+        ({"a": 0.03, "b": 0.01}, 6, []),  # 5 %/6
     ],
 )
-def test_holm_compares_the_smallest_p_with_the_smallest_level(ps, rejected):
-    assert rejected_by_holm(ps) == rejected
+def test_holm_compares_the_smallest_p_with_the_smallest_level(ps, family, rejected):
+    assert rejected_by_holm(ps, family) == rejected
 
 
 def test_the_p_of_paired_differences_is_students():

@@ -237,7 +237,24 @@ def test_differences_that_stand_after_holms_correction_have_a_mark(cells, last, 
     found, text = own_table(cells, values, rows=rows)
     for row in ("GC-Fed", "Local"):
         assert found[row, "a (%)"][2].partition(")")[2] == mark
-    assert "Holm's correction for the 2 differences of this table" in text
+    assert "Holm's correction (5 %) for the 2 differences of this table" in text
+
+
+def test_holms_correction_counts_all_pairs_of_a_column_without_fedavg(cells):
+    """Differences to the best row: Local's has p 0.057 and Other's 0.020, which is above 5 %/3."""
+    rows = [
+        OWN["rows"][0],
+        {"label": "Local", "overrides": ["gc=local"]},
+        {"label": "Other", "overrides": ["gc=none"]},
+    ]
+    values = {
+        "gcfed": {"3": 0.5, "5": 0.6, "8": 0.7},
+        "local": {"3": 0.48, "5": 0.55, "8": 0.65},
+        "none": {"3": 0.46, "5": 0.55, "8": 0.67},
+    }
+    found, text = own_table(cells, values, rows=rows)
+    assert found["Other", "a (%)"][2] == "-4.00 (-6.48 to -1.52)"
+    assert "(5 %) for 3 pairs: all of a column whose best row is the reference" in text
 
 
 def test_without_fedavg_differences_are_to_the_best_row(cells):

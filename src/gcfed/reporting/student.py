@@ -42,15 +42,16 @@ def paired_p(differences: Sequence[float]) -> float:
     return two_sided_p(mean / error, len(values) - 1)
 
 
-def rejected_by_holm(ps: Mapping[Key, float], level: float = 0.05) -> list[Key]:
+def rejected_by_holm(ps: Mapping[Key, float], family: int, level: float = 0.05) -> list[Key]:
     """The hypotheses that are rejected, those with the smallest p first. A true one is among them
     with a probability of at most ``level`` (Holm 1979).
 
     Args:
-        ps: the p of each hypothesis of the family.
+        ps: the p of each hypothesis.
+        family: the number of hypotheses among which these were chosen, at least that of ``ps``.
     """
     order = sorted(ps, key=lambda hypothesis: ps[hypothesis])
     for num_rejected, hypothesis in enumerate(order):
-        if ps[hypothesis] > level / (len(order) - num_rejected):
+        if ps[hypothesis] > level / (family - num_rejected):
             return order[:num_rejected]
     return order

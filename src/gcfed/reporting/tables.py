@@ -248,11 +248,8 @@ def _reading(verdict: Verdict, rows: pd.DataFrame) -> str:
             "In brackets: 95 % interval of the mean difference seed by seed (Student's t), for"
             " each pair alone."
         )
-        if verdict.num_differences > 1:
-            sentences.append(
-                f"*: differs from {verdict.reference} also after Holm's correction for the"
-                f" {verdict.num_differences} differences (5 %)."
-            )
+        if verdict.correction:
+            sentences.append(verdict.correction)
     return " ".join(sentences)
 
 

@@ -227,9 +227,15 @@ class Verdict:
         return f"{text}, uncertain" if unsure else text
 
     @property
-    def num_differences(self) -> int:
-        """The number of differences to the reference."""
-        return max(len(self.ranked) - 1, 0)
+    def correction(self) -> str:
+        """What a * at a difference means; "" if there is one difference, which has none."""
+        if len(self.ranked) < 3:
+            return ""
+        number = family_size(len(self.ranked), self.reference)
+        family = f"the {number} differences"
+        if not is_fedavg(self.reference):
+            family = f"all {number} pairs, because the best method is the reference"
+        return f"*: differs from {self.reference} also after Holm's correction (5 %) for {family}."
 
     def difference(self, method: str, digits: int | None = None) -> str:
         """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""
@@ -259,7 +265,8 @@ def judge(rows: pd.DataFrame) -> Verdict:
     leaders = _leading(shared[ranked] if higher else -shared[ranked])
     significant: list[str] = []
     if len(ranked) > 2:
-        significant = rejected_by_holm(of_ranked["p"].drop(index=reference).to_dict())
+        ps = of_ranked["p"].drop(index=reference).to_dict()
+        significant = rejected_by_holm(ps, family_size(len(ranked), reference))
     scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
@@ -296,9 +303,23 @@ def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
 def reference_of(ranked: list[str]) -> str:
     """FedAvg if it is ranked, otherwise the best method; "" if nothing is ranked."""
     for method in ranked:
-        if method.lower() == "fedavg":
+        if is_fedavg(method):
             return method
     return ranked[0] if ranked else ""
+
+
+def is_fedavg(method: str) -> bool:
+    return method.lower() == "fedavg"
+
+
+def family_size(num_methods: int, reference: str) -> int:
+    """How many differences Holm's correction counts for the differences to a reference.
+
+    If the reference is the best method, the results chose it, so all pairs of methods count.
+    """
+    if is_fedavg(reference):
+        return num_methods - 1
+    return num_methods * (num_methods - 1) // 2
 
 
 def _leading(gains: pd.DataFrame) -> list[str]:

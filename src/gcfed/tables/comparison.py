@@ -19,7 +19,7 @@ from gcfed.folders.summary import rounds_in_words
 from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
 from gcfed.tables.plan import CellName
-from gcfed.tables.ranking import Gain, compare_with_paper, gains_of, significant
+from gcfed.tables.ranking import Gain, compare_with_paper, family_of, gains_of, significant
 from gcfed.tables.records import Printed, Table
 from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
@@ -218,9 +218,12 @@ def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[CellName, Gain]) 
             f"Differences are to {' or '.join(references)}, seed by seed, with their 95 % interval."
         )
     if len(gains) > 1:
+        family = f"the {len(gains)} differences of this table"
+        if family_of(gains) > len(gains):
+            family = f"{family_of(gains)} pairs: all of a column whose best row is the reference"
         notes.append(
             "Each interval is for one difference alone. *: a difference that stands also after"
-            f" Holm's correction for the {len(gains)} differences of this table (5 %)."
+            f" Holm's correction (5 %) for {family}."
         )
     return notes
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import pandas as pd
 
 from gcfed.folders.measures import parse
 from gcfed.reporting.student import rejected_by_holm
-from gcfed.reporting.verdict import compare_methods, reference_of
+from gcfed.reporting.verdict import compare_methods, family_size, reference_of
 from gcfed.tables.gathering import Cell, Numbers
 from gcfed.tables.plan import CellName
 from gcfed.tables.records import Printed
@@ -47,7 +48,15 @@ def significant(gains: Mapping[CellName, Gain]) -> list[CellName]:
     """
     if len(gains) < 2:
         return []
-    return rejected_by_holm({cell: gain.p for cell, gain in gains.items()})
+    ps = {cell: gain.p for cell, gain in gains.items()}
+    return rejected_by_holm(ps, family_of(gains))
+
+
+def family_of(gains: Mapping[CellName, Gain]) -> int:
+    """How many differences Holm's correction counts in a table."""
+    num_gains = Counter(column for _, column in gains)
+    references = {column: gain.reference for (_, column), gain in gains.items()}
+    return sum(family_size(num_gains[column] + 1, references[column]) for column in num_gains)
 
 
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
