@@ -168,9 +168,9 @@ class Measure:
 def parse(measure: str, key: str = "measure") -> Measure:
     """The parts of a measure.
 
-    Raises Refusal, which names ``key``, for anything else, for the best value of a column that has
-    none or whose name does not say which it is, and for the name of a column for which
-    ``summary.json`` has another number than the last.
+    Raises Refusal, which names ``key``, for any other text; for ``best:`` of a column whose best
+    value is not known; and for the plain name of a column if ``summary.json`` has another number
+    under it than the last value.
     """
     if _NAME.fullmatch(measure):
         return _of_name(measure, key)
@@ -220,7 +220,7 @@ def _check_rounds(match: re.Match[str], setting: str) -> None:
         )
     for number in (match["window"], match["until"]):
         if number is not None and int(number) < 1:
-            raise Refusal(f"{setting}: rounds count from 1, so {number} must be at least 1.")
+            raise Refusal(f"{setting}: rounds count from 1, so {number} is none.")
 
 
 def full_form(measure: str) -> str:

@@ -54,21 +54,23 @@ class RunColumns:
 
     def _remedy_of(self, column: str) -> str:
         """What to set, so that a run writes this column; "" if that is not known or already set."""
-        known = column_of(column)
-        if known is None or (column.startswith("test/acc_") and "test/acc" not in self.columns):
+        if column.startswith("test/acc_") and "test/acc" not in self.columns:
             return ""
-        metric = column.partition("/")[0]
-        if known.remedy:
-            is_set = any(_has_remedy(written, known.remedy) for written in self.columns)
-            return "" if is_set else known.remedy
-        is_metric = (CONFIGS / "metrics" / f"{metric}.yaml").is_file()
-        is_set = any(written.startswith(f"{metric}/") for written in self.columns)
-        return f"set metrics={metric}" if is_metric and not is_set else ""
+        remedy = _what_writes(column)
+        is_set = any(_what_writes(written) == remedy for written in self.columns)
+        return "" if is_set else remedy
 
 
-def _has_remedy(column: str, remedy: str) -> bool:
+def _what_writes(column: str) -> str:
+    """What to set, so that a run writes this column; "" if that is not known."""
     known = column_of(column)
-    return known is not None and known.remedy == remedy
+    if known is None:
+        return ""
+    if known.remedy:
+        return known.remedy
+    metric = column.partition("/")[0]
+    is_metric = (CONFIGS / "metrics" / f"{metric}.yaml").is_file()
+    return f"set metrics={metric}" if is_metric else ""
 
 
 def require_measured(measures: Iterable[str], runs: Iterable[Run], key: str) -> None:
