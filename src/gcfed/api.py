@@ -265,7 +265,7 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
 
 
 class _Basis(NamedTuple):
-    """What is compared, and of which methods."""
+    """The column by which methods are compared, and these methods."""
 
     column: str
     window: int  # the mean of the tests in the last so many rounds
@@ -377,7 +377,7 @@ class Comparison:
         return sum(run.state == DIVERGED for run in self._runs[method])
 
     def _basis(self, column: str | None) -> _Basis:
-        """By what the methods are compared, which are, and why others are not.
+        """The column by which methods are compared, these methods, and why others are left out.
 
         Args:
             column: None: that of the methods' result.
@@ -391,9 +391,9 @@ class Comparison:
         decision = decide({str(method): runs for method, runs in self._runs.items()})
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
-        compared = [method for method in self._methods if str(method) not in decision.not_compared]
+        methods = [method for method in self._methods if str(method) not in decision.not_compared]
         measure = parse(decision.measure)
-        return _Basis(measure.column, measure.window or 1, compared, decision.not_compared)
+        return _Basis(measure.column, measure.window or 1, methods, decision.not_compared)
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard

@@ -77,7 +77,9 @@ def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
     gains: dict[str, Gain] = {}
     for row, line in table[table["pairs"] > 1].iterrows():
         if row != reference:
-            gains[str(row)] = Gain(reference, *line[["difference", "from", "to", "p"]])
+            gains[str(row)] = Gain(
+                reference, line["difference"], line["from"], line["to"], line["p"]
+            )
     return gains
 
 

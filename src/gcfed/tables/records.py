@@ -19,7 +19,7 @@ from gcfed.utils.checked import Whole
 #: The measure of a table that names none: the last tests of the column that its methods declare as
 #: their result, or of the global model's test.
 RESULT = "result"
-PAPER_MEASURE = "mean:test/acc[10]"  # of a paper
+PAPER_MEASURE = "mean:test/acc[10]"  # of a paper's table that names none
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
 
 
