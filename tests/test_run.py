@@ -13,6 +13,7 @@ from omegaconf import OmegaConf, open_dict
 from safetensors.torch import load_file
 
 from gcfed.assemble import assemble
+from gcfed.checkpoints.reading import Weights
 from gcfed.checkpoints.record import fingerprint
 from gcfed.federated.parts import ServerPart
 from gcfed.folders.identity import digest, identity, leaves
@@ -196,7 +197,7 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
 
 
 def test_a_refused_setting_of_the_data_has_the_typed_key_in_eval_too(config, monkeypatch):
-    monkeypatch.setattr("gcfed.run.load_weights", lambda path: ({}, 1))
+    monkeypatch.setattr("gcfed.run.load_weights", lambda path: Weights({}, 1, {}))
     with refuses("^data.ignore=id must be a list"):
         evaluate(config("data=csv", "data.ignore=id", "ckpt_path=last.ckpt"))
 

@@ -299,7 +299,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """
     if cfg.ckpt_path is None:
         raise Refusal(f"name the model to test: ckpt_path=<run>/{CHECKPOINT}.")
-    tensors, rounds = load_weights(str(cfg.ckpt_path))
+    weights = load_weights(str(cfg.ckpt_path))
     torch.set_float32_matmul_precision(cfg.precision_matmul or "highest")
     data = read_data(cfg)
     cfg = fill_from_data(cfg, data)
@@ -307,8 +307,9 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     module = build_module(cfg, data)
     with blamed(module.net, module.task, "before the test"):
         set_traits(module, data, stack=1)
-    module.net.load_state_dict(require_fitting(module, tensors, Path(cfg.ckpt_path)))
-    warn_of_other_scaling(Path(cfg.ckpt_path), data.scaling_of_inputs)
+    path = Path(cfg.ckpt_path)
+    module.net.load_state_dict(require_fitting(module, weights.tensors, path))
+    warn_of_other_scaling(path, weights.scaling, data.scaling_of_inputs)
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",
@@ -321,7 +322,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     )
     with blamed(module.net, module.task, "in the test"):
         trainer.validate(module, datamodule=data, verbose=False)
-    figures: dict[str, float] = {"round": rounds}
+    figures: dict[str, float] = {"round": weights.rounds}
     for name, value in trainer.callback_metrics.items():
         figures[name] = float(value)
     return figures

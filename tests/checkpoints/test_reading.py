@@ -12,6 +12,7 @@ import pytest
 import torch
 from conftest import contents, read_rows, refuses
 from harness import Spy
+from safetensors.torch import save_file
 
 from gcfed.checkpoints.reading import (
     checkpoint_of,
@@ -69,6 +70,14 @@ def test_a_folder_in_place_of_its_checkpoint_is_refused_with_the_file(config, tm
             load_weights(str(folder))
     with refuses(sentence):
         checkpoint_of(config(f"ckpt_path={tmp_path}"), tmp_path / "run")
+
+
+@pytest.mark.parametrize("scaling", ["[", "[1]", '{"mean": ["a"]}', '{"mean": {"a": 1}}'])
+def test_a_model_with_another_kind_of_scaling_is_refused(tmp_path, scaling):
+    path = tmp_path / "global_model.safetensors"
+    save_file({"w": torch.zeros(1)}, path, metadata={"round": "1", "scaling": scaling})
+    with refuses(f"^ckpt_path={re.escape(str(path))} is damaged"):
+        load_weights(str(path))
 
 
 def test_a_test_without_a_model_says_what_to_name(config):

@@ -305,9 +305,10 @@ def test_a_regression_on_two_targets(config, tmp_path):
         assert written[name] == pytest.approx(np.mean(found), rel=1e-6)
 
 
+@pytest.mark.parametrize("file", ["global_model.safetensors", "checkpoints/last.ckpt"])
 @pytest.mark.parametrize("shape", [(4,), (1, 6, 6)])
 def test_a_shared_model_is_not_tested_with_another_scaling_in_silence(
-    config, tmp_path, caplog, shape
+    config, tmp_path, caplog, shape, file
 ):
     """The means of the training samples depend on which samples clients hold out."""
     rng = np.random.default_rng(9)
@@ -319,7 +320,7 @@ def test_a_shared_model_is_not_tested_with_another_scaling_in_silence(
     words = ["data=arrays", f"data.path={tmp_path / 'own.npz'}", "model.hidden=[5]", "gc=none"]
     words += ["participation.num_clients=3", "participation.per_round=2", "partition=iid"]
     result = train(config(*words, "rounds=2", "data.client_test=0.4", folder=tmp_path / "run"))
-    model = f"ckpt_path={tmp_path / 'run/global_model.safetensors'}"
+    model = f"ckpt_path={tmp_path / 'run' / file}"
     same = evaluate(config(*words, model, "data.client_test=0.4"))
     assert same["test/loss"] == result.metrics["test/loss"]
     assert "scaled the inputs" not in caplog.text

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from copy import deepcopy
 from pathlib import Path
 from pickle import UnpicklingError
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -213,41 +213,56 @@ def load_checkpoint(path: str | Path) -> dict[str, Any]:
     return checkpoint
 
 
-def load_weights(path: str) -> tuple[dict[str, Tensor], int]:
-    """The global network's tensors in a checkpoint or an exported model, and the number of its
-    rounds.
+class Weights(NamedTuple):
+    """A global network in a file.
+
+    Attributes:
+        tensors: by their names in the network.
+        rounds: that trained it.
+        scaling: the means and deviations that scaled its inputs and targets; {} if the file is of
+            an earlier version.
     """
+
+    tensors: dict[str, Tensor]
+    rounds: int
+    scaling: dict[str, np.ndarray]
+
+
+def load_weights(path: str) -> Weights:
+    """The global network in a checkpoint or an exported model."""
     if Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(path)
         with naming(path):
-            return net_of(checkpoint), int(checkpoint["global_step"])
+            scaling = _arrays(checkpoint["gcfed"].get("scaling", {}))
+            return Weights(net_of(checkpoint), int(checkpoint["global_step"]), scaling)
     try:
         with naming(path), safe_open(path, "pt") as file:
-            rounds = int((file.metadata() or {}).get("round", 0))
-            return {name: file.get_tensor(name) for name in file.keys()}, rounds  # noqa: SIM118  (no dict)
+            told = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
+            scaling = _arrays(json.loads(told.get("scaling", "{}")))
+            return Weights(tensors, int(told.get("round", 0)), scaling)
     except SafetensorError as error:
         raise Refusal(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"
         ) from error
 
 
-def warn_of_other_scaling(path: Path, scaling: Mapping[str, Sequence[float]]) -> None:
-    """Warns if the run that exported a model scaled its inputs by other numbers than these.
+def _arrays(lists: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+    return {name: np.array(values, float) for name, values in lists.items()}
+
+
+def warn_of_other_scaling(
+    path: Path, theirs: Mapping[str, np.ndarray], ours: Mapping[str, Sequence[float]]
+) -> None:
+    """Warns if a model's run scaled the inputs by other numbers than these settings do.
 
     Own data are scaled by the means and deviations of the training samples, which depend on the
-    run's settings. Models of earlier versions do not tell them.
+    run's settings.
     """
-    if path.suffix != EXPORT.suffix:
-        return
-    with naming(path), safe_open(path, "pt") as file:
-        text = (file.metadata() or {}).get("scaling", "{}")
-    try:
-        theirs = {name: np.array(values, float) for name, values in json.loads(text).items()}
-    except (ValueError, TypeError, AttributeError, RecursionError):
-        theirs = {}
-    for name in sorted(theirs.keys() & scaling.keys()):
-        ours = np.array(scaling[name], float)
-        if ours.shape == theirs[name].shape and np.allclose(ours, theirs[name], 1e-4, 1e-6):
+    for name in sorted(theirs.keys() & ours.keys()):
+        there = theirs[name]
+        here = np.array(ours[name], float)
+        if there.shape == here.shape and np.allclose(there, here, 1e-4, 1e-6):
             continue
         log.warning(
             "ckpt_path=%s: its run scaled the inputs or targets by other numbers (%s) than these"

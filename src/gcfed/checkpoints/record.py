@@ -23,8 +23,9 @@ VERSION = re.compile(r"[\w.+ -]{1,100}")
 
 
 class RunRecord(Callback):
-    """Writes into each checkpoint the settings that identify its run, the checksums of its data,
-    and the number of processes and the version of this project that trained its rounds.
+    """Writes into each checkpoint the settings that identify its run, the checksums and the scaling
+    of its data, and the number of processes and the version of this project that trained its
+    rounds.
 
     ``about`` has digests of the settings and the checksums, for ``summary.json``.
     """
@@ -34,7 +35,12 @@ class RunRecord(Callback):
         checksums = fingerprint(data)
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
-        self.content: dict[str, Any] = {"leaves": counted, "checksums": checksums, **self.about}
+        self.content: dict[str, Any] = {
+            "leaves": counted,
+            "checksums": checksums,
+            "scaling": data.scaling_of_inputs,
+            **self.about,
+        }
         # a round → the number of processes from then on, until the next entry
         self.processes: dict[int, int] = {}
         # a round → the version from then on, likewise
