@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import logging
 import signal
+from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -50,6 +51,7 @@ from gcfed.folders.reading import read_metrics, tested_in
 from gcfed.folders.showing import show_picture
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Held, begin, export
+from gcfed.utils.home import expand_home
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
 from gcfed.utils.refusal import Refusal
@@ -291,12 +293,14 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     """Tests a global model on the test split.
 
     Args:
-        cfg: the settings of its run. Only the tensors of ``ckpt_path``, a checkpoint or
-            safetensors, are read.
+        cfg: the settings of its run. ``ckpt_path`` is a checkpoint or safetensors. Of its content
+            only the tensors, the number of rounds and the scaling of the data are used.
 
     Raises Refusal if there is no file, or it is damaged, or it holds another model than ``cfg``
     describes.
     """
+    cfg = deepcopy(cfg)
+    expand_home(cfg)
     if cfg.ckpt_path is None:
         raise Refusal(f"name the model to test: ckpt_path=<run>/{CHECKPOINT}.")
     weights = load_weights(str(cfg.ckpt_path))

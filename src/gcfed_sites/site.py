@@ -30,6 +30,7 @@ from gcfed.federated.state.versioned_files import Key
 from gcfed.folders.identity import digest
 from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
+from gcfed.utils.home import expand_home
 from gcfed.utils.refusal import Refusal, message_of
 from gcfed_sites.agreement import adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import About
@@ -60,7 +61,11 @@ class Settings:
     @classmethod
     def read(cls, path: Path) -> Settings:
         """The settings in a file; the defaults if there is none. An error names the key."""
-        given: Any = OmegaConf.to_container(OmegaConf.load(path)) if path.is_file() else {}
+        if not path.is_file():
+            return cls()
+        written: Any = OmegaConf.load(path)
+        expand_home(written)
+        given: Any = OmegaConf.to_container(written)
         for key in given.keys() & {"config", "arrays", "data_dir", "states"}:
             given[key] = given[key] and str(path.resolve().parent / given[key])
         return cls(**given)
@@ -186,6 +191,7 @@ class Site:
         cfg: Any
         if settings.config:
             cfg = OmegaConf.load(settings.config)
+            expand_home(cfg)
         else:
             cfg = composed(shorthand(settings.overrides or ()))
         cfg.paths.output_dir = str(folder)

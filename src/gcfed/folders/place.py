@@ -29,6 +29,7 @@ from gcfed.folders.identity import (
 )
 from gcfed.folders.reading import read_yaml
 from gcfed.utils.compose import is_override
+from gcfed.utils.home import expand_home
 from gcfed.utils.machine import launch_folder, leads
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import register
@@ -37,15 +38,17 @@ log = logging.getLogger(__name__)
 
 
 def with_folder(cfg: DictConfig) -> DictConfig:
-    """A copy of the config whose ``paths.output_dir`` is an absolute path.
+    """A copy of the config whose ``paths.output_dir`` is an absolute path, with the home folder in
+    place of ``~/``.
 
     The folder is new if the user has not named one and the run does not continue an earlier one.
     """
+    cfg = deepcopy(cfg)
+    expand_home(cfg)
     chosen = OmegaConf.to_container(cfg.paths, resolve=False)["output_dir"].startswith("${run_dir:")  # type: ignore
-    folder = Path(cfg.paths.output_dir).expanduser().absolute()
+    folder = Path(cfg.paths.output_dir).absolute()
     if chosen and cfg.ckpt_path is None and launch_folder() is None and leads():
         folder = new_folder(folder)
-    cfg = deepcopy(cfg)
     cfg.paths.output_dir = str(folder)
     return cfg
 

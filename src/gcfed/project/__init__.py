@@ -31,7 +31,7 @@ def new_project(folder: str | Path) -> Path:
 
     Raises Refusal for a name that is no folder's, and if the folder exists.
     """
-    folder = Path(folder)
+    folder = Path(folder).expanduser()
     if not re.fullmatch(r"\w[\w.+ -]*", folder.name):
         raise Refusal(f"{folder}: the folder's name needs a letter or digit first. {USAGE}")
     if folder.exists():

@@ -10,21 +10,18 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 HOME = "~/"
 
 
-def expand_home(cfg: DictConfig) -> None:
-    """Replaces ``~/`` at the beginning of each text in a config, which may be that of a user's YAML
-    file.
+def expand_home(node: DictConfig | ListConfig) -> None:
+    """Replaces ``~/`` at the beginning of each text in a config, and in all below it.
+
+    A shell replaces it only on the command line, and not in a YAML file.
     """
-    _expand_below(cfg)
-
-
-def _expand_below(node: DictConfig | ListConfig) -> None:
     if node._is_none() or node._is_missing() or node._is_interpolation():
         return
     keys: Any = node if isinstance(node, DictConfig) else range(len(node))
     for key in keys:
         child: Any = node._get_node(key)  # an interpolation stays one
         if OmegaConf.is_config(child):
-            _expand_below(child)
+            expand_home(child)
             continue
         value = child._value()
         if isinstance(value, str) and value.startswith(HOME):
