@@ -6,8 +6,11 @@ from typing import Final, Self
 
 from gcfed.utils.refusal import Refusal
 
-#: Classes that are in another module now: the earlier name → the name of today.
-CLASSES = {"gcfed.data.sampling.Buffered": "gcfed.participation.buffered.Buffered"}
+#: Classes of a module that was divided: the earlier name → the name of today.
+CLASSES = {
+    "gcfed.data.sampling.Buffered": "gcfed.participation.buffered.Buffered",
+    "gcfed.data.sampling.ClientRecord": "gcfed.participation.schedule.ClientRecord",
+}
 #: Modules that have another name now.
 MODULES = {
     "gcfed.data.buffered": "gcfed.participation.buffered",
