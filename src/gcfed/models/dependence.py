@@ -1,7 +1,9 @@
 """Which entries of an operation's result depend on which entries of an input.
 
 The operation runs once more with NaN in some entries. All results that depend on these entries are
-NaN, whatever the other values are.
+NaN, whatever the other values are. This takes one or two more operations of the kind, and memory
+for a copy of the input and of the results. So it serves operations on parameters alone, which
+networks without parametrizations hardly have.
 """
 
 from collections.abc import Mapping, Sequence

@@ -278,23 +278,15 @@ class ForwardOrder:
         if func._schema.is_mutable:
             written += inputs[:1]
         meets_data = any(_memory(t) in self._data for t in inputs)
+        sees_values = any(self._is_of_values(t) for t in inputs)
         read = Read()
         for t in inputs:
             if _memory(t) not in self._data:
                 self._read_input(Change(func, args, kwargs, t, results), meets_data, read)
         read.in_rows -= read.mixed
-        weights = {}
-        sees_values = any(self._is_of_values(t) for t in inputs)
-        is_layer = meets_data or torch.Tag.pointwise not in func.tags
-        if _kind(func) in LOOKUPS:  # positions may depend on the padding
-            is_layer = sees_values
-        if len(inputs) > 1 and is_layer:
-            for name, t in read.sources.items():
-                if name not in read.in_rows or not self._multiplies(func, args, name, t):
-                    continue
-                scales_all_outputs = len(self.params[name]) == 1 and name not in read.whole
-                if not scales_all_outputs:
-                    weights[name] = t
+        weights: dict[str, Tensor] = {}
+        if len(inputs) > 1 and _may_be_layer(func, meets_data, sees_values):
+            weights = self._weights_in(func, args, read)
         if not meets_data:
             for name in self._inputs_of_layers(weights):
                 read.in_rows.discard(name)
@@ -306,12 +298,29 @@ class ForwardOrder:
             for name in sorted(read.sources, key=lambda name: name not in weights):
                 self._use(name, sums and name in weights)
         elif read.sources:
-            self._seen |= dict.fromkeys(read.sources, self._now)
-            for t in written:
-                self._made[_memory(t)] |= read.sources.keys()
-                self._repeated[_memory(t)] |= read.sources.keys() - read.whole
-                self._without_rows[_memory(t)] |= read.sources.keys() - read.in_rows
+            self._note_made(written, read)
         return out
+
+    def _weights_in(self, func: Any, args: Sequence[Any], read: Read) -> dict[str, Tensor]:
+        """The parameters that an operation uses as a layer's weights, and the inputs that come from
+        them.
+        """
+        weights = {}
+        for name, t in read.sources.items():
+            if name not in read.in_rows or not self._multiplies(func, args, name, t):
+                continue
+            scales_all_outputs = len(self.params[name]) == 1 and name not in read.whole
+            if not scales_all_outputs:
+                weights[name] = t
+        return weights
+
+    def _note_made(self, written: Iterable[Tensor], read: Read) -> None:
+        """Notes that these tensors are computed from parameters alone."""
+        self._seen |= dict.fromkeys(read.sources, self._now)
+        for t in written:
+            self._made[_memory(t)] |= read.sources.keys()
+            self._repeated[_memory(t)] |= read.sources.keys() - read.whole
+            self._without_rows[_memory(t)] |= read.sources.keys() - read.in_rows
 
     def _is_of_values(self, t: Tensor) -> bool:
         """Whether a tensor depends on the input, and not only by comparisons."""
@@ -339,7 +348,9 @@ class ForwardOrder:
             with_rows = {name for name in with_rows if self.params[name].numel() <= t.numel()}
         if not meets_data and _mixes(change):
             read.mixed |= with_rows
-        read.sources |= dict.fromkeys(names - read.in_rows | with_rows, t)
+        # an input that has the parameter's rows is shown before one that has them not
+        shown = with_rows | (names - read.in_rows)
+        read.sources |= dict.fromkeys(shown, t)
         read.in_rows |= with_rows
 
     def _inputs_of_layers(self, weights: Iterable[str]) -> set[str]:
@@ -474,8 +485,23 @@ def _kind(func: Any) -> str:
     return func.name().partition("::")[2].partition(".")[0].rstrip("_")
 
 
+def _may_be_layer(func: Any, meets_data: bool, sees_values: bool) -> bool:
+    """Whether an operation with several inputs may be that of a layer.
+
+    Args:
+        meets_data: some input depends on the network's input.
+        sees_values: and not only by comparisons, as positions that depend on the padding do.
+    """
+    if _kind(func) in LOOKUPS:
+        return sees_values
+    return meets_data or torch.Tag.pointwise not in func.tags
+
+
 def _repeats(change: Change) -> bool:
-    """Whether an operation repeats the entries of an input."""
+    """Whether an operation repeats the entries of an input.
+
+    A product sums over them, and a join adds those of its other inputs.
+    """
     return _kind(change.func) not in PRODUCTS | JOINS and change.repeats()
 
 
