@@ -114,7 +114,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     result = result_of(parts.methods)
     loop = parts.loop
     loop.bind(parts.in_order, data, module)
-    parts.columns(
+    parts.checked_columns(
         module.task,
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
@@ -139,7 +139,9 @@ class _Parts:
         """All parts, in the order of their hooks."""
         return [self.loop, *self.methods, *self.metrics, *self.callbacks]
 
-    def columns(self, task: Task, *, has_validation: bool, has_client_tests: bool) -> RunColumns:
+    def checked_columns(
+        self, task: Task, *, has_validation: bool, has_client_tests: bool
+    ) -> RunColumns:
         """What the run writes. Raises Refusal if a callback watches another column."""
         written = columns_of_parts(
             self.loop,
@@ -183,7 +185,7 @@ def build_without_data(cfg: DictConfig) -> RunColumns:
         target_of(cfg.model)
     num_clients = cfg.participation.num_clients
     parts = _build_parts(cfg, MANY_CLIENTS if num_clients is None else num_clients)
-    return parts.columns(
+    return parts.checked_columns(
         task,
         # data of the user's own may have splits of their own
         has_validation=bool(cfg.data.get("validation", True)),

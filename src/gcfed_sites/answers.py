@@ -148,7 +148,7 @@ class RoundTask:
 def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
     """The uploads of all clients that were asked.
 
-    Raises Exception, with a name, if anything else was sent.
+    Raises an exception of any type, which names what is wrong, if anything else was sent.
     """
     require(isinstance(contents, list) and len(contents) <= len(asked.clients), "uploads", contents)
     uploads = []
@@ -164,7 +164,7 @@ def checked_uploads(contents: Any, asked: RoundTask) -> list[Upload]:
 def checked_upload(content: Mapping[str, Any], asked: RoundTask) -> Upload:
     """The upload of some of the clients that were asked.
 
-    Raises Exception, with a name, if anything else was sent.
+    Raises an exception of any type, which names what is wrong, if anything else was sent.
     """
     upload = read_upload(content, asked.expected)
     require(upload.round_index == asked.round, "round", upload.round_index)

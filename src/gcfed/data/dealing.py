@@ -87,9 +87,12 @@ def held_out(
 ) -> np.ndarray:
     """Which samples are held out, bool [n].
 
-    If labels are [n], this share of each class is held out, up to one sample; else, and without
-    ``by_class``, this share of all samples. At least one sample is held out, and at least one
-    stays. The draw is the same for all seeds.
+    At least one sample is held out, and at least one stays. The draw is the same for all seeds.
+
+    Args:
+        share: of each class if labels are [n], up to one sample; of all samples if they have more
+            axes.
+        by_class: False: the share is always that of all samples.
     """
     size = len(labels)
     count = min(max(round(share * size), 1), size - 1)

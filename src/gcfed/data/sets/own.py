@@ -228,7 +228,8 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
         targets = [_floats(part.reshape(len(part), -1)) for part in parts]
         return targets, targets[0].shape[1], None
     kinds_found = " and in y_test ".join(f"{part.dtype} {[*part.shape]}" for part in parts)
-    fix = next(filter(None, map(label_fix, parts)), "")
+    fixes = [fix for fix in map(label_fix, parts) if fix]
+    fix = fixes[0] if fixes else ""
     raise Refusal(
         f"y holds {kinds_found}, neither classes throughout nor floats to regress on{fix}"
     )

@@ -77,7 +77,7 @@ def encoder_of(tokenizer: str | None, download: bool = True) -> Encoder:
     No code of its folder is run.
 
     Args:
-        download: False: a tokenizer of the hub is there already.
+        download: False: only a tokenizer that is already there.
     """
     if tokenizer is None:
         return Encoder(lambda text, length: encode(text[:length]), len(ALPHABET), PAD)
