@@ -277,6 +277,22 @@ class AtRoundEnd(ServerPart):
         self.on_round(round, row)
 
 
+def trainer_of(callbacks, rounds, **settings):
+    """Lightning's trainer without tests, files and output."""
+    return Trainer(
+        max_steps=rounds,
+        max_epochs=-1,
+        accelerator="cpu",
+        limit_val_batches=0,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        callbacks=callbacks,
+        **settings,
+    )
+
+
 def train_rounds(
     net=None,
     data: ArrayData | None = None,
@@ -329,19 +345,8 @@ def train_rounds(
         if world > 1
         else {}
     )
-    trainer = Trainer(
-        max_steps=rounds,
-        max_epochs=-1,
-        accelerator="cpu",
-        devices=world,
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[loop, *parts_of(methods), AtRoundEnd(on_round)],
-        **together,
-    )
+    callbacks = [loop, *parts_of(methods), AtRoundEnd(on_round)]
+    trainer = trainer_of(callbacks, rounds, devices=world, **together)
     trainer.fit(module, datamodule=data, ckpt_path=ckpt_path)
     if saved_to is not None:
         trainer.save_checkpoint(saved_to)

@@ -17,9 +17,9 @@ from harness import (
     server_of,
     sgd,
     train_rounds,
+    trainer_of,
     weights,
 )
-from lightning.pytorch import Trainer
 from torch import nn
 
 from gcfed.aggregators.coordinates import Median, TrimmedMean
@@ -254,17 +254,7 @@ def test_a_round_after_an_error_counts_no_upload_twice(name):
     fails = FailsOnce()
 
     def fit():
-        trainer = Trainer(
-            max_steps=1,
-            accelerator="cpu",
-            limit_val_batches=0,
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            callbacks=[loop, fails],
-        )
-        trainer.fit(module, datamodule=data)
+        trainer_of([loop, fails], rounds=1).fit(module, datamodule=data)
 
     module.test = lambda watchers: {}
     with pytest.raises(RuntimeError, match="the third upload"):

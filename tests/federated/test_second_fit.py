@@ -3,8 +3,7 @@
 import pytest
 import torch
 from conftest import calls_of
-from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd
-from lightning.pytorch import Trainer
+from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd, trainer_of, weights
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.loop import FederatedLoop
@@ -37,19 +36,9 @@ def make_loop():
 
 def fit(loop, module, data, methods=()):
     """The model after a fit, as one vector."""
-    trainer = Trainer(
-        max_steps=ROUNDS,
-        max_epochs=-1,
-        accelerator="cpu",
-        limit_val_batches=0,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        callbacks=[loop, *parts_of(methods)],
-    )
+    trainer = trainer_of([loop, *parts_of(methods)], ROUNDS)
     trainer.fit(module, datamodule=data)
-    return torch.nn.utils.parameters_to_vector(module.net.parameters()).detach()
+    return weights(module.net)
 
 
 def make_module():
@@ -68,7 +57,7 @@ def data():
 def test_a_second_fit_calls_its_own_methods(data):
     loop = make_loop()
     module = make_module()
-    once = fit(loop, module, data).clone()
+    once = fit(loop, module, data)
     assert torch.equal(fit(loop, module, data, [Zero()]), once)
     assert not torch.equal(fit(loop, module, data), once)
 
