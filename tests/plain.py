@@ -183,6 +183,10 @@ class Plain:
         """The clients' learning rate in a round."""
         return LR * DECAY**t
 
+    def num_labels(self, y):
+        """The number of labels over which the loss of a batch is a mean; -100 is padding."""
+        return int((y >= 0).sum())
+
     def sent(self, t, deltas): ...
 
     def server_step(self, deltas):
@@ -216,7 +220,7 @@ class Plain:
                 optimizer.zero_grad()
                 x = self.inputs(self.images(k, steps[k], batch))
                 y = self.y[batch]
-                seen += [self.backward(w, x, y, k).item()] * int((y >= 0).sum())
+                seen += [self.backward(w, x, y, k).item()] * self.num_labels(y)
                 samples += len(batch)
                 self.correct(w, k)
                 nn.utils.clip_grad_norm_(w.parameters(), CLIP)
