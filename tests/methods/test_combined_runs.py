@@ -137,7 +137,16 @@ class ScaffoldYogi(Plain):
                 p += 0.2 * self.m[name] / (self.v[name].sqrt() + self.tau)
 
 
-class PrivateWithDropouts(Plain):
+class PoissonCohorts(Plain):
+    """Each client takes part with the same probability, so that ``cohort`` do on average."""
+
+    def drawn(self, t):
+        rng = draw("cohort", t)
+        many = rng.binomial(self.n, self.cohort / self.n)
+        return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
+
+
+class PrivateWithDropouts(PoissonCohorts):
     """DP-FedAvg with clients that drop out, a cosine of rates and a server with momentum."""
 
     n = 8
@@ -164,11 +173,6 @@ class PrivateWithDropouts(Plain):
 
     def rate(self, t):
         return LR * (1 + math.cos(math.pi * t / 6)) / 2
-
-    def drawn(self, t):
-        rng = draw("cohort", t)
-        many = rng.binomial(self.n, self.cohort / self.n)
-        return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
         return {k: 10**6 for k in drawn if draw("fault", t, k).random() >= self.dropout}
@@ -230,7 +234,7 @@ class TrimmedAfterProximal(Plain):
                 p += 0.05 * self.m[name] / (self.v[name].sqrt() + self.tau)
 
 
-class LastUpdatesOfFewClients(Plain):
+class LastUpdatesOfFewClients(PoissonCohorts):
     """FedVARP with Poisson cohorts, some of which are empty, a deadline and FedYogi."""
 
     n = 8
@@ -257,11 +261,6 @@ class LastUpdatesOfFewClients(Plain):
         sizes = [len(self.drawn(t)) for t in range(9)]
         assert 0 in sizes
         assert max(sizes) > 1
-
-    def drawn(self, t):
-        rng = draw("cohort", t)
-        many = rng.binomial(self.n, self.cohort / self.n)
-        return np.sort(rng.choice(self.n, many, replace=False, shuffle=False)).tolist()
 
     def came(self, t, drawn):
         return dict.fromkeys(drawn, self.deadline)
