@@ -18,6 +18,7 @@ from gcfed.federated.training import recorded_training
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.federated.training.memory import TrainingMemory
 from gcfed.folders.place import new_folder
+from gcfed.methods.centralization import LocalGC
 from gcfed.methods.objective.proximal import Proximal
 
 TINY = (
@@ -276,9 +277,16 @@ class Inherits(Proximal):
         torch._foreach_add_(grads, torch._foreach_sub(weights, anchor), alpha=self.mu)
 
 
+class InheritsGC(LocalGC):
+    """A subclass of Local GC, whose hooks may read other memory."""
+
+
 def test_recordable_is_not_inherited(twice):
     assert Proximal.recordable == "run"
     assert Inherits.recordable == "stack"
+    assert LocalGC().recordable == "run"
+    assert LocalGC(rounds=1).recordable == "stack"
+    assert InheritsGC().recordable == "stack"
     assert twice(*EVEN, method=f"{__name__}.Inherits")[0]
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch.optim import SGD, Optimizer
 
 from gcfed.federated.parts import ClientPart, Download, Method, ServerPart, Setup
+from gcfed.federated.training.recorder import Recordable
 from gcfed.methods.projection import centralize_, input_axes
 from gcfed.models.adapters import FACTOR_A, FACTOR_B, centre_a
 from gcfed.utils.checked import Count, SettingError, Share, checked
@@ -80,6 +81,8 @@ class GradientCentralization(Method):
 class LocalGC(ClientPart):
     """Line 14, in the tensors before the borderline that have at least ``min_axes`` axes."""
 
+    recordable: Recordable = "run"
+
     def __init__(
         self,
         lam: float | None = None,
@@ -94,7 +97,8 @@ class LocalGC(ClientPart):
         self.min_axes = min_axes
         self.lora = lora
         self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
-        self.recordable = "run" if rounds is None else "stack"
+        if rounds is not None:
+            self.recordable = "stack"
 
     def validate(self, setup: Setup) -> None:
         trained = set(setup.names)
