@@ -1,8 +1,10 @@
 """A loop of a trainer that was built by hand trains a second time."""
 
+import copy
+
 import pytest
 import torch
-from conftest import calls_of
+from conftest import calls_of, refuses
 from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd, trainer_of, weights
 
 from gcfed.aggregators.mean import MeanAggregator
@@ -12,6 +14,7 @@ from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.method import parts_of
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.run import train
+from gcfed.utils.refusal import Refusal
 
 ROUNDS = 2
 
@@ -67,6 +70,31 @@ def test_a_second_fit_with_another_module_is_a_run_of_its_own(data):
     loop = make_loop()
     first = fit(loop, make_module(), data, [Scaffold()])
     assert torch.equal(fit(loop, make_module(), data, [Scaffold()]), first)
+
+
+def test_a_second_run_with_the_same_method_begins_with_new_states_of_the_server(data):
+    loop = make_loop()
+    scaffold = Scaffold()
+    first = fit(loop, make_module(), data, [scaffold])
+    assert torch.equal(fit(loop, make_module(), data, [scaffold]), first)
+
+
+class Refused(ServerPart):
+    def validate(self, setup):
+        raise Refusal("it cannot work.")
+
+
+def test_a_refused_fit_leaves_no_half_of_a_run(data):
+    """The refusal has forgotten what clients kept, so the server must not keep its part."""
+    loop = make_loop()
+    module = make_module()
+    begin = copy.deepcopy(module.net.state_dict())
+    scaffold = Scaffold()
+    first = fit(loop, module, data, [scaffold])
+    with refuses("^it cannot work"):
+        fit(loop, module, data, [scaffold, Refused()])
+    module.net.load_state_dict(begin)
+    assert torch.equal(fit(loop, module, data, [scaffold]), first)
 
 
 def test_a_run_of_a_config_is_bound_once(config, tmp_path, monkeypatch):

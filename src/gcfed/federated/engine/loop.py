@@ -95,7 +95,8 @@ class FederatedLoop(Callback):
         """Binds the run of a trainer that was built by hand, before Lightning loads a checkpoint.
 
         :func:`gcfed.assemble.assemble` has already bound all other runs. A later ``fit`` with other
-        data, another module or other parts is another run, whose clients have kept nothing yet.
+        data, another module or other parts is another run. Its server and clients have kept nothing
+        yet.
         """
         assert isinstance(pl_module, FederatedModule)
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
@@ -103,9 +104,7 @@ class FederatedLoop(Callback):
         if stage != "fit" or self._is_bound_to(callbacks, data, pl_module):
             return
         if self.data is not None:
-            self.stores.forget_all()
-            self.counted = False
-            self.last_row = {}
+            self._forget_run(callbacks)
         self.bind(callbacks, data, pl_module)
 
     def _is_bound_to(
@@ -115,7 +114,20 @@ class FederatedLoop(Callback):
             return False
         parts = [callback for callback in callbacks if isinstance(callback, Part)]
         setup = self.server.setup
-        return setup.data is data and setup.module is module and setup.parts == parts
+        # A later ``bind`` that was refused has made another transport.
+        is_last_bind = setup.transport is self.transport
+        return (
+            is_last_bind and setup.data is data and setup.module is module and setup.parts == parts
+        )
+
+    def _forget_run(self, callbacks: Sequence[Callback]) -> None:
+        """Forgets what clients and the server have kept in the run before."""
+        self.stores.forget_all()
+        self.counted = False
+        self.last_row = {}
+        for part in callbacks:
+            if isinstance(part, ServerPart):
+                part.forget_states()
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
@@ -227,7 +239,7 @@ class FederatedLoop(Callback):
         if self._is_tested(round_index):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         else:
-            self._refuse_to_end_with(round_index, module.trainer)
+            self._require_another_round(round_index, module.trainer)
         self._add_columns(row, received)
         row = numbers(row)
         row["time/round_s"] = time.perf_counter() - started
@@ -240,9 +252,11 @@ class FederatedLoop(Callback):
         return is_last or finished % self.eval_every == 0
 
     @staticmethod
-    def _refuse_to_end_with(round_index: int, trainer: Trainer) -> None:
-        """Lets Lightning train the next round, too, if a callback such as its Timer ends the run
-        after this one, which has no test. The next one then is the last, with all its measurements.
+    def _require_another_round(round_index: int, trainer: Trainer) -> None:
+        """Makes Lightning train the round after this one, which has no test.
+
+        If a callback such as Lightning's Timer ends the run now, the next round is the last and has
+        a test. A metric with ``every`` above 1 may still have no measurement there.
         """
         epoch_loop = trainer.fit_loop.epoch_loop
         epoch_loop.min_steps = max(epoch_loop.min_steps or 0, round_index + 2)

@@ -117,6 +117,10 @@ class ServerPart(Part):
     def _states(self) -> dict[str, Params]:
         return {}
 
+    def forget_states(self) -> None:
+        """Begins anew, for another run."""
+        self._states.clear()
+
     def state_dict(self) -> dict[str, Any]:
         states = {name: dict(tensors) for name, tensors in self._states.items()}
         return {"server": states} if states else {}
