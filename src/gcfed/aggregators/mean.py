@@ -7,7 +7,7 @@ from typing import Literal
 
 import numpy as np
 
-from gcfed.federated.parallel.sums import LIMIT, TERMS, Sums
+from gcfed.federated.parallel.sums import TERMS, Sums
 from gcfed.federated.parts import Accumulator, Aggregator, Fact, Params, Round, Setup, Upload
 from gcfed.utils.checked import checked
 from gcfed.utils.device import on_device
@@ -26,8 +26,6 @@ class MeanAggregator(Aggregator):
         weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k
             (FedAvg).
     """
-
-    limit = LIMIT
 
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting

@@ -1,4 +1,4 @@
-"""Tensors of the server that all clients get, and that what they send back moves."""
+"""Tensors of the server that all clients receive, and that their answers change."""
 
 from gcfed.federated.parts import Download, Params, Round, ServerPart
 
@@ -6,9 +6,11 @@ from gcfed.federated.parts import Download, Params, Round, ServerPart
 class SharedTensors(ServerPart):
     """Sends tensors like the trained weights, and asks each client for as many in return.
 
-    A subclass moves them in ``on_aggregate_end``, by ``round.extra_means[message]``.
+    A subclass changes them in ``on_aggregate_end``. It finds the mean of the clients' answers in
+    ``round.extra_means[message]``.
 
     Attributes:
+        message: the name under which server and clients send them.
         control: the tensors, name → ``[*shape]``. They start at zero and are edited in place.
     """
 

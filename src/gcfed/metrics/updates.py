@@ -160,14 +160,14 @@ class Drift(ClientMetric):
         square = torch.zeros_like(note[""][0])
         for name, t in start.items():
             # in float64, because the divergence is a small difference of two large squares
-            square += (own[name].double() - t.double()).square().sum()
+            square += (own[name].double() - t).square().sum()
         finite = square.isfinite()
         square = square.where(finite, 0.0)
         norm = square.sqrt()
         unit = torch.where(norm > 0, 1 / norm, 0.0)
         note[""] += torch.stack([norm, square, finite.to(norm.dtype)])
         for name, t in start.items():
-            delta = torch.where(finite, own[name].double() - t.double(), 0.0)
+            delta = torch.where(finite, own[name].double() - t, 0.0)
             note[f"update {name}"] += delta
             note[f"direction {name}"] += delta.mul_(unit)
 

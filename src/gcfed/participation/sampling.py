@@ -55,7 +55,7 @@ class UniformSampler(Sampler):
     """
 
     @property
-    def draws_among_any(self) -> bool:
+    def can_draw_among_available(self) -> bool:
         return type(self) is UniformSampler  # a subclass may know the clients by their ids
 
     def __call__(self, round_index: int, num_clients: int, seed: int) -> np.ndarray:

@@ -174,7 +174,7 @@ class Rounds(Schedule):
         preferred = getattr(self.sampler, "preferred", None)
         if preferred is not None and not self.timed:
             raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")
-        if self.clock.available is not None and not self.sampler.draws_among_any:
+        if self.clock.available is not None and not self.sampler.can_draw_among_available:
             raise Refusal(
                 "participation.clock.available combines with participation=uniform and buffered"
                 f" only: {type(self.sampler).__name__} draws among all clients."
@@ -296,8 +296,8 @@ class Sampler(Participation):
     timetable = Rounds
 
     @property
-    def draws_among_any(self) -> bool:
-        """Whether it draws as well among those clients that can be asked at a time."""
+    def can_draw_among_available(self) -> bool:
+        """Whether it can draw among only those clients that are available now."""
         return False
 
     def choose(
