@@ -8,6 +8,7 @@ from conftest import calls_of, refuses
 from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd, trainer_of, weights
 
 from gcfed.aggregators.mean import MeanAggregator
+from gcfed.callbacks.after_round import SmoothedAccuracy
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parts import ServerPart
@@ -70,6 +71,17 @@ def test_a_second_fit_with_another_module_is_a_run_of_its_own(data):
     loop = make_loop()
     first = fit(loop, make_module(), data, [Scaffold()])
     assert torch.equal(fit(loop, make_module(), data, [Scaffold()]), first)
+
+
+def test_a_second_run_does_not_smooth_over_the_tests_of_the_first(data):
+    loop = make_loop()
+    smoothed = SmoothedAccuracy()
+    for accuracy in (0.5, 0.75):
+        module = make_module()
+        module.test = lambda watchers, accuracy=accuracy: {"test/acc": accuracy}
+        fit(loop, module, data, [smoothed])
+        assert loop.last_row["test/acc_smooth10"] == accuracy
+        assert loop.last_row["test/acc_ema"] == accuracy
 
 
 def test_a_second_run_with_the_same_method_begins_with_new_states_of_the_server(data):

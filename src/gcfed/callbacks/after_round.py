@@ -106,6 +106,10 @@ class SmoothedAccuracy(ServerPart):
     writes = (f"test/acc_smooth{WINDOW}", "test/acc_ema")
 
     def __init__(self) -> None:
+        self.forget_states()
+
+    def forget_states(self) -> None:
+        super().forget_states()
         self.last: dict[int, float] = {}  # round → its test
         self.ema: float | None = None  # the first test starts it
 

@@ -118,7 +118,7 @@ class ServerPart(Part):
         return {}
 
     def forget_states(self) -> None:
-        """Begins anew, for another run."""
+        """Begins anew, for another run. A part with state of its own extends it."""
         self._states.clear()
 
     def state_dict(self) -> dict[str, Any]:
