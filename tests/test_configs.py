@@ -61,6 +61,21 @@ def test_a_group_that_is_null_in_train_yaml_may_be_null_on_the_command_line():
     assert composed(shorthand(words)) == composed([])
 
 
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("gc=Null", "gc=none"),
+        ("gc=null,gcfed,null", "gc=none,gcfed,none"),
+        ("gc=choice(gcfed, null)", "gc=choice(gcfed, none)"),
+        ("experiment=null,digits_mlp_gcfed", "experiment=[],digits_mlp_gcfed"),
+        ("gc=nullable", "gc=nullable"),
+        ("metrics=[drift,null,gap]", "metrics=[drift,null,gap]"),
+    ],
+)
+def test_null_may_be_one_of_the_options_of_a_sweep(word, expected):
+    assert shorthand([word]) == [expected]
+
+
 def test_a_search_that_is_null_does_not_search():
     with refuses("optimized_metric=test/acc has no effect without a search"):
         gcfed.configure("hparams_search=null", "optimized_metric=test/acc")

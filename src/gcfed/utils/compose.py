@@ -66,6 +66,8 @@ FOLDER = re.compile(r"\+*(paths\.\w+|out|hydra\.(run|sweep)\.dir)")
 DOTTED_NAME = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)+")
 #: What Hydra's grammar reads as no text, so it names no option.
 NO_NAME = re.compile(r"true|false|[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+#: null as an option: alone, or as one of a sweep's.
+NULL = re.compile(r"(^|[,(]\s*)null(?=\s*([,)]|$))", re.IGNORECASE)
 #: What Hydra raises for a wrong override, or for a user's own file that is no YAML.
 COMPOSING_ERRORS = (HydraException, OmegaConfBaseException, yaml.YAMLError)
 
@@ -91,10 +93,8 @@ def _without_shorthand(word: str) -> str:
         return word
     if FOLDER.fullmatch(key) and not value.strip("'\" "):
         raise Refusal(f"{word} names no folder.")
-    if value == "null" and key in OPTIONAL_GROUPS:
-        return f"{key}=[]"  # Hydra accepts null in a list of defaults only
-    if value == "null" and key in GROUPS:
-        return f"{key}=none"
+    if key in GROUPS:
+        value = _without_null(key, value)
     if key in GROUPS and NO_NAME.fullmatch(value):
         raise Refusal(_unknown_option(key, value, _options(key)))
     value = AT_HOME.sub(lambda found: f"{found[1]}{Path.home()}/", value)
@@ -102,6 +102,15 @@ def _without_shorthand(word: str) -> str:
     if has_quote or _has_foreign_letters(value) or _is_path_with_odd_letters(value):
         return f"{key}={quoted(value)}"
     return f"{key}={value}"
+
+
+def _without_null(group: str, options: str) -> str:
+    """An option of a group, or those of a sweep, with what Hydra accepts in place of null: it
+    accepts null itself in a list of defaults only.
+    """
+    if options.startswith("["):
+        return options
+    return NULL.sub(r"\1[]" if group in OPTIONAL_GROUPS else r"\1none", options)
 
 
 def quoted(value: str | Path) -> str:
