@@ -123,6 +123,19 @@ def test_the_error_of_an_own_option_names_the_folder_that_has_it(tmp_path, monke
     gcfed.configure("algorithm=mine", config_dir="conf")
 
 
+@pytest.mark.parametrize(
+    ("experiment", "algorithm"), [("[{override /algorithm: null}]", ""), ("[]", "algorithm=mine")]
+)
+def test_the_error_of_an_own_file_without_a_tag_names_the_tag(tmp_path, experiment, algorithm):
+    for group, text in (("experiment", f"defaults: {experiment}"), ("algorithm", "")):
+        (tmp_path / group).mkdir()
+        (tmp_path / group / "mine.yaml").write_text(f"# @package _global_\n{text}\n")
+    words = [word for word in ("experiment=mine", algorithm) if word]
+    cfg = gcfed.configure(words, config_dir=tmp_path)
+    with refuses("^tags.algorithm is missing, and it names the folder of the run: "):
+        gcfed.train(cfg)
+
+
 @pytest.mark.parametrize("word", ["flöwers", "my run ü", "数据/x.csv", "~/flöwers.csv"])
 def test_foreign_letters_need_no_quotes(word):
     expected = word.replace("~", str(Path.home()))

@@ -13,9 +13,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, TypeAdapter
 
 from gcfed.utils.checked import Count, NonEmpty, Share, Whole, rule, validated
-from gcfed.utils.compose import suggestion
+from gcfed.utils.compose import explained, suggestion
 from gcfed.utils.machine import in_sweep
-from gcfed.utils.refusal import Refusal, message_of
+from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.unread import refuse_unread
 
@@ -97,7 +97,7 @@ def check(cfg: DictConfig) -> None:
     try:
         OmegaConf.to_container(cfg, resolve=True)
     except OmegaConfBaseException as error:
-        raise Refusal(message_of(error)) from None
+        raise Refusal(explained(error)) from None
     _check_sections(cfg)
     _check_ranges(cfg)
     refuse_unread(cfg)

@@ -258,12 +258,23 @@ def explained(error: Exception) -> str:
     several = re.search(r"Ambiguous value for argument '([^=]+)=(.+)'", str(error))
     if several is not None:
         return _several_values(several[1], several[2])
+    without = re.search(r"Interpolation key 'tags\.(\w+)' not found", str(error))
+    if without is not None:  # by a user's own file
+        return _without_tag(without[1])
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group and isinstance(error, MissingConfigException):
         return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
     word: str | None = getattr(error, "override", None)
     return message if word is None else f"{word}: {message}{_quotes_for(word)}"
+
+
+def _without_tag(group: str) -> str:
+    """The message about a group without the tag that is a part of the name of runs."""
+    return (
+        f"tags.{group} is missing, and it names the folder of the run: either {group} is null,"
+        f" which no run can be, or its file lacks tags: {{{group}: <its name>}}."
+    )
 
 
 def _quotes_for(word: str) -> str:
