@@ -66,7 +66,7 @@ LIGHTNINGS = (
     "state_dict",
     "pytorch-lightning_version",
 )
-CHECKED = ("identity", "checksums", "processes", "versions")
+CHECKED = ("identity", "checksums", "scaling", "processes", "versions")
 
 
 @pytest.mark.parametrize(
