@@ -11,7 +11,7 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.callbacks.after_round import SmoothedAccuracy
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
-from gcfed.federated.parts import ServerPart
+from gcfed.federated.parts import ClientPart, ServerPart
 from gcfed.federated.parts.method import parts_of
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.run import train
@@ -107,6 +107,19 @@ def test_a_refused_fit_leaves_no_half_of_a_run(data):
         fit(loop, module, data, [scaffold, Refused()])
     module.net.load_state_dict(begin)
     assert torch.equal(fit(loop, module, data, [scaffold]), first)
+
+
+class Breaks(ClientPart):
+    def on_after_backward(self, trainer, pl_module):
+        assert pl_module.clients is not None
+        raise RuntimeError("the first step")
+
+
+def test_an_error_in_local_training_leaves_no_stack_in_the_module(data):
+    module = make_module()
+    with pytest.raises(RuntimeError, match="the first step"):
+        fit(make_loop(), module, data, [Breaks()])
+    assert module.clients is None
 
 
 def test_a_run_of_a_config_is_bound_once(config, tmp_path, monkeypatch):
