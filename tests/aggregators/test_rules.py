@@ -303,9 +303,9 @@ def test_extra_tensors_are_reduced_by_the_same_rule(rule, definition):
         aggregator=rule,
         stores=stores,
     )
-    own = stores.read("scaffold", np.arange(5), server_of(method).control)
+    own = stores.read("scaffold", np.arange(5), server_of(method).shared)
     rows = torch.cat([t.flatten(1) for t in own.values()], 1).numpy()
-    reduced = torch.cat([t.flatten() for t in server_of(method).control.values()])
+    reduced = torch.cat([t.flatten() for t in server_of(method).shared.values()])
     assert_near(reduced, torch.from_numpy(definition(rows)), 1e-12)
 
 

@@ -147,7 +147,7 @@ class Leak(ControlVariates):
     server: MeanVariate
 
     def prepare(self, stack, own, download):
-        download.extra["scaffold"] = self.server.control
+        download.extra["scaffold"] = self.server.shared
         return super().prepare(stack, own, download)
 
 
@@ -164,7 +164,7 @@ def test_a_client_part_that_reads_the_servers_object_fails(config, tmp_path):
     words = ("algorithm=scaffold", "gc=gcfed")
     leak = {"scaffold": "test_wire.LeakyScaffold"}
     run(config, tmp_path / "run", *words, **leak)  # in memory this works
-    with pytest.raises(AttributeError, match="'control'"):
+    with pytest.raises(AttributeError, match="'shared'"):
         run(config, tmp_path / "wire", *words, federation=WIRE, **leak)
 
 

@@ -11,7 +11,7 @@ class SharedTensors(ServerPart):
 
     Attributes:
         message: the name under which server and clients send them.
-        control: the tensors, name → ``[*shape]``. They start at zero and are edited in place.
+        shared: the tensors, name → ``[*shape]``. They start at zero and are edited in place.
     """
 
     def __init__(self, message: str) -> None:
@@ -19,8 +19,8 @@ class SharedTensors(ServerPart):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         like = self.trained(round.broadcast_model)
-        self.control = self.server_state("c", like)
-        download.extra[self.message] = self.control
+        self.shared = self.server_state("c", like)
+        download.extra[self.message] = self.shared
 
     def uploads(self, round: Round) -> dict[str, Params]:
-        return {self.message: self.control}
+        return {self.message: self.shared}

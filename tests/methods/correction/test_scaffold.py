@@ -80,7 +80,7 @@ def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     ours = train_rounds(make_net(), federation, solver, rounds=4, methods=[method], k=2)
     theirs, c = reference(make_net(), federation, solver, rounds=4, corrected=corrected, **settings)
     assert_near(ours, theirs, 1e-10)
-    assert_near(flat(server_of(method).control), c, 1e-10)
+    assert_near(flat(server_of(method).shared), c, 1e-10)
 
 
 def test_momentum_with_dampening_is_refused():

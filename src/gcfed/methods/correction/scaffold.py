@@ -94,4 +94,4 @@ class MeanVariate(SharedTensors):
     def on_aggregate_end(self, update: Params, round: Received) -> None:
         change = list(self.trained(round.extra_means[self.message]).values())
         share = round.num_finite / round.num_clients
-        torch._foreach_add_(list(self.control.values()), change, alpha=share)
+        torch._foreach_add_(list(self.shared.values()), change, alpha=share)

@@ -102,5 +102,5 @@ class MeanMoment(MeanMomentum):
 
     def on_broadcast(self, download: Download, round: Round) -> None:
         zero = {name: round.broadcast_model[name].new_zeros(()) for name in self.trained_names}
-        self.control = self.server_state("v", zero | {"t": next(iter(zero.values()))})
-        download.extra[self.message] = self.control
+        self.shared = self.server_state("v", zero | {"t": next(iter(zero.values()))})
+        download.extra[self.message] = self.shared

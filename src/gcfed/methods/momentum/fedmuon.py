@@ -100,5 +100,5 @@ class MeanMomentum(SharedTensors):
     needs = [uniform_weights("M̄ is the plain mean of the clients' momenta")]
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        means = [round.extra_means[self.message][name] for name in self.control]
-        torch._foreach_copy_(list(self.control.values()), means)
+        means = [round.extra_means[self.message][name] for name in self.shared]
+        torch._foreach_copy_(list(self.shared.values()), means)

@@ -92,6 +92,6 @@ class CommonMove(SharedTensors):
         self.rho = rho
 
     def on_aggregate_end(self, update: Params, round: Received) -> None:
-        mean = [round.extra_means[self.message][name].unsqueeze(0) for name in self.control]
+        mean = [round.extra_means[self.message][name].unsqueeze(0) for name in self.shared]
         moves = [move.squeeze(0) for move in along(mean, self.rho)]
-        torch._foreach_copy_(list(self.control.values()), moves)
+        torch._foreach_copy_(list(self.shared.values()), moves)
