@@ -10,7 +10,6 @@ from gcfed.folders.identity import identity
 from gcfed.project import new_project
 from gcfed.run import evaluate
 from gcfed.utils.home import expand_home
-from gcfed_sites.site import Settings
 
 SMALL = (
     "rounds=1",
@@ -92,14 +91,6 @@ def test_a_path_that_is_assigned_in_python_is_in_the_home_folder(home):
     model = result.folder / "global_model.safetensors"
     cfg.ckpt_path = f"~/{model.relative_to(home)}"
     assert evaluate(cfg)["round"] == 1
-
-
-def test_the_settings_of_a_site_know_the_home_folder(tmp_path, home):
-    file = tmp_path / "gcfed.yaml"
-    file.write_text("arrays: ~/own.npz\nstates: states\n")
-    settings = Settings.read(file)
-    assert settings.arrays == str(home / "own.npz")
-    assert settings.states == str(tmp_path / "states")
 
 
 def test_a_new_project_may_be_in_the_home_folder(home):
