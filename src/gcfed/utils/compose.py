@@ -26,7 +26,6 @@ from hydra.errors import HydraException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.utils.config_files import ConfigFiles
 from gcfed.utils.home import expand_home
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
@@ -220,21 +219,19 @@ def _new_config(overrides: tuple[str, ...], path: Path = TRAIN) -> DictConfig:
     It is composed once, unless a user's own files take part, which may have changed.
     """
     if any(word.startswith(SEARCHPATH) for word in overrides):
-        with _initialized(path.parent):
-            return compose(path.stem, overrides=list(overrides))
+        return _composed_by_hydra(overrides, path)
     cfg: DictConfig = pickle.loads(_pickled(overrides, path))  # faster than a deep copy
     return cfg
 
 
 @cache
 def _pickled(overrides: tuple[str, ...], path: Path) -> bytes:
-    return pickle.dumps(_files(path.parent).compose(path.stem, overrides))
+    return pickle.dumps(_composed_by_hydra(overrides, path))
 
 
-@cache
-def _files(folder: Path) -> ConfigFiles:
-    with _initialized(folder):
-        return ConfigFiles(GlobalHydra.instance().config_loader().get_search_path())
+def _composed_by_hydra(overrides: tuple[str, ...], path: Path) -> DictConfig:
+    with _initialized(path.parent):
+        return compose(path.stem, overrides=list(overrides))
 
 
 @contextmanager
