@@ -280,24 +280,6 @@ def test_a_comparison_equals_single_runs(tmp_path):
         (["gc.lam=2"], [1], "gc.lam=2 must be "),
         (["algorithm=fedprox", "methods.proximal.mu=-1"], [1], "methods.proximal.mu=-1 must be "),
         (["task._target_=mytask_of_nobody.Task"], [1], "there is no module mytask_of_nobody"),
-        (
-            ["participation.sampler._target_=gcfed.data.sampling.UniformSampler"],
-            [1],
-            "gcfed.data.sampling.UniformSampler is now gcfed.participation.sampling.UniformSampler",
-        ),
-        (
-            [
-                "participation=buffered",
-                "participation.sampler._target_=gcfed.data.sampling.Buffered",
-            ],
-            [1],
-            "gcfed.data.sampling.Buffered is now gcfed.participation.buffered.Buffered",
-        ),
-        (
-            ["participation.clock._target_=gcfed.data.clock.Clock"],
-            [1],
-            "gcfed.data.clock.Clock is now gcfed.participation.clock.Clock",
-        ),
         (["metrics=drift", "metrics.drift.every=0"], [1], "metrics.drift.every=0 must be "),
         ([], [1, 1], "different seeds"),
         ([], [], "different seeds"),

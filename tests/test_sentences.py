@@ -4,18 +4,14 @@ import math
 import re
 
 import pytest
-import torch
 from conftest import composer, refuses
 from harness import sgd
 from omegaconf import OmegaConf
 from test_api import SMALL
-from torch import nn
 
 import gcfed
-from gcfed.aggregators.cohort import CohortRule
 from gcfed.assemble import assemble, check_buildable
 from gcfed.check import check
-from gcfed.tasks import Classification
 from gcfed.utils.compose import keys_of
 from gcfed.utils.instantiate import BuildError
 from gcfed.utils.refusal import Refusal, in_own_code, says_all
@@ -37,56 +33,15 @@ class ByParity:
     def __call__(self, labels, num_clients, *, seed, groups=None): ...
 
 
-class EarlierRule(CohortRule):
-    """A rule for version 0.1."""
-
-    def add(self, upload, round): ...
-
-
 @pytest.mark.parametrize(
     ("rule", "sentence"),
     [
         ("NoRule", r"NoRule is no Aggregator: derive it from gcfed\.aggregators\.cohort"),
-        (
-            "EarlierRule",
-            r"EarlierRule\.add is never called: an aggregator's new_sum",
-        ),
     ],
 )
 def test_an_aggregator_that_the_server_cannot_call_is_refused(rule, sentence):
     cfg = gcfed.configure(SMALL, f"aggregator._target_={__name__}.{rule}", "~aggregator.weighting")
     with refuses(sentence):
-        assemble(cfg)
-
-
-class EarlierNet(nn.Sequential):
-    graphable = True
-
-    def __init__(self, num_classes, input_shape):
-        super().__init__(nn.Flatten(), nn.Linear(math.prod(input_shape), num_classes))
-
-
-class EarlierLoss(Classification):
-    graphable = True
-
-
-class EarlierSteps(torch.optim.SGD):
-    graphable = True
-
-
-@pytest.mark.parametrize(
-    ("key", "name", "start"),
-    [
-        ("model", "EarlierNet", ""),
-        ("task", "EarlierLoss", ""),
-        ("client.optimizer", "EarlierSteps", "client.optimizer: "),
-        ("server", "EarlierSteps", "server: "),
-    ],
-)
-def test_an_attribute_of_an_earlier_version_is_refused_with_its_name_now(key, name, start):
-    words = [word for word in SMALL if not word.startswith("model.")]
-    cfg = gcfed.configure(words, "gc=none", f"{key}._target_={__name__}.{name}")
-    with refuses(rf"^{start}{name}\.graphable is never read: it is now recordable\.$"):
         assemble(cfg)
 
 

@@ -41,7 +41,6 @@ from gcfed.tasks import Task
 from gcfed.utils.checked import SettingError
 from gcfed.utils.instantiate import build_all, optional, require, target_of, typed_key
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.renamed import refuse_earlier_attributes
 from gcfed.utils.rng import seed_generators, torch_seed
 
 log = logging.getLogger(__name__)
@@ -277,10 +276,6 @@ def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> Fe
     """
     seed_generators(torch.device("cpu"), torch_seed(cfg.seed, "initialisation") % 2**32)
     net = build_net(cfg, None if data is None else data.two_samples())
-    for layer in net.modules():
-        refuse_earlier_attributes(layer)
-    task: Task = require(cfg, "task")
-    refuse_earlier_attributes(task)
     if not any(parameter.requires_grad for parameter in net.parameters()):
         raise Refusal(
             f"model: no parameter of {type(net).__name__} has requires_grad: nothing would be"
@@ -289,7 +284,7 @@ def build_module(cfg: DictConfig, data: FederatedDataModule | None = None) -> Fe
     return FederatedModule(
         net,
         require(cfg, "server"),
-        task=task,
+        task=require(cfg, "task"),
         channels_last=cfg.channels_last,
         eval_precision=cfg.get("eval_precision"),
     )

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
-from conftest import TWO, composed_once, config_of, read_rows, refuses
+from conftest import TWO, composed_once, config_of, read_rows
 from harness import (
     ALGORITHMS,
     FEW_INNER_STEPS,
@@ -348,21 +348,6 @@ class MisspeltFact(ClientPart):
 def test_what_cannot_work_together_is_refused_by_name(methods, message):
     with pytest.raises(ValueError, match=message):
         validate_parts(make_setup(make_net(), methods=methods))
-
-
-@pytest.mark.parametrize(("hook", "name_now"), [("meet", "check_run"), ("packed", "sent_bytes")])
-@pytest.mark.parametrize("side", [ClientPart, ServerPart])
-def test_a_hook_of_an_earlier_version_is_refused_with_its_name_now(hook, name_now, side):
-    earlier = type("Earlier", (side,), {hook: lambda self, argument: None})
-    with refuses(rf"Earlier\.{hook} is never called: it is now {name_now}\."):
-        validate_parts(make_setup(make_net(), methods=[earlier()]))
-
-
-@pytest.mark.parametrize("side", [ClientPart, ServerPart])
-def test_an_attribute_of_an_earlier_version_is_refused_with_its_name_now(side):
-    earlier = type("Earlier", (side,), {"graphable": True})
-    with refuses(r"^Earlier\.graphable is never read: it is now recordable\.$"):
-        validate_parts(make_setup(make_net(), methods=[earlier()]))
 
 
 MEANS = {  # method → (the clients' states, the server's mean of them)

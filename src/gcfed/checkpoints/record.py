@@ -16,7 +16,6 @@ from gcfed import __version__
 from gcfed.callbacks.after_round import why_stopped
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.folders.identity import digest, leaves
-from gcfed.folders.versions import UNKNOWN
 
 log = logging.getLogger(__name__)
 VERSION = re.compile(r"[\w.+ -]{1,100}")
@@ -54,18 +53,17 @@ class RunRecord(Callback):
     def restore(self, there: Mapping[str, Any], rounds: int) -> None:
         """Takes what the record of a checkpoint tells of its finished ``rounds``.
 
-        Checkpoints of earlier versions do not tell the processes, or their version. Warns if
-        another version trained these rounds.
+        Warns if another version trained these rounds.
 
         Raises ValueError if no run can have written it.
         """
-        processes = there.get("processes", {})
+        processes = there["processes"]
         for first, number in processes.items():
             are_whole = type(first) is int and type(number) is int
             if not (are_whole and 1 <= first <= rounds and number >= 1):
                 raise ValueError(f"its record has {number!r} processes from round {first!r} on")
         self.processes = dict(sorted(processes.items()))
-        versions = there.get("versions", {1: UNKNOWN})
+        versions = there["versions"]
         for first, version in versions.items():
             is_version = isinstance(version, str) and VERSION.fullmatch(version)
             if not (type(first) is int and 1 <= first <= rounds and is_version):

@@ -16,7 +16,6 @@ from gcfed.optim.kernels import direct_step, ordered_step
 from gcfed.utils.checked import SettingError, as_typed
 from gcfed.utils.instantiate import BuildError, refuse_unknown, takes_any_key
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.renamed import refuse_earlier_attributes
 
 MakeOptimizer = Callable[..., Optimizer]
 
@@ -59,7 +58,6 @@ def try_optimizer(optimizer: MakeOptimizer, key: str) -> MakeOptimizer:
         idle = torch.zeros(1, requires_grad=True)
         idle.grad = torch.zeros(1)
         made = optimizer([idle])
-        refuse_earlier_attributes(made)
         for name, value in made.defaults.items():
             if isinstance(value, float) and not math.isfinite(value):
                 raise Refusal(f"{name}={value} is not finite")

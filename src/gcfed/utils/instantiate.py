@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 from gcfed.utils.checked import SettingError, refuse_wrong_types
 from gcfed.utils.compose import suggestion
 from gcfed.utils.refusal import Refusal, message_of
-from gcfed.utils.renamed import MODULES, name_today
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
 
@@ -76,11 +75,9 @@ def target_of(node: DictConfig) -> Any:
     """
     name = str(node["_target_"])
     key = node._get_full_key("_target_")
-    _refuse_earlier_name(key, name)
     try:
         found = _locate(name)
-    except ImportError as error:
-        _refuse_earlier_import(key, name, error)
+    except ImportError:
         _refuse_unknown_name(key, name)
         raise
     if not callable(found):
@@ -89,23 +86,6 @@ def target_of(node: DictConfig) -> Any:
             " mynet.Net."
         )
     return found
-
-
-def _refuse_earlier_name(key: str, target: str) -> None:
-    """Raises BuildError for the name of an earlier version."""
-    today = name_today(target)
-    if today is not None:
-        raise BuildError(f"{key}={target} is now {today}.")
-
-
-def _refuse_earlier_import(key: str, target: str, error: ImportError) -> None:
-    """Raises BuildError if the module of a target imports a module of an earlier version."""
-    cause = error.__cause__  # the module's own error, which Hydra explains
-    imported = cause.name if isinstance(cause, ImportError) else None
-    if imported in MODULES:
-        raise BuildError(
-            f"{key}={target}: its module imports {imported}, which is now {MODULES[imported]}."
-        ) from None
 
 
 def _refuse_unknown_name(key: str, target: str) -> None:

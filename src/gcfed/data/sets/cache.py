@@ -126,7 +126,7 @@ def _dataset(folder: Path, info: dict[str, Any]) -> FederatedDataset:
     test = _split(folder, "test")
     names = tuple(info["class_names"]) or None
     dataset = FederatedDataset(folder.name, info["num_classes"], train, test, names)
-    for level, text in info.get("notes", ()):  # caches of older versions have none
+    for level, text in info["notes"]:
         log.log(level, text)
     return dataset
 

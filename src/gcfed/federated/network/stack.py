@@ -22,7 +22,6 @@ from gcfed.models.unchanged import evaluating, unedited
 from gcfed.tasks import CLASSIFICATION, Batch, Task
 from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.renamed import Renamed
 
 
 @dataclass(frozen=True)
@@ -70,8 +69,6 @@ class ClientStack:
         personal: tensors of each client's personal model that differ from ``full``, set after local
             training.
     """
-
-    start = Renamed("broadcast_model")
 
     def __init__(
         self,

@@ -13,10 +13,7 @@ from gcfed.participation.buffered import Buffered
 from gcfed.utils.near import did_you_mean
 from gcfed.utils.ours import is_ours
 from gcfed.utils.refusal import Refusal
-from gcfed.utils.renamed import refuse_earlier_attributes
 
-#: Hooks of earlier versions → their names.
-RENAMED = {"meet": "check_run", "packed": "sent_bytes"}
 # hooks of one side only
 LIGHTNING_HOOKS = {"on_after_backward": ClientPart, "on_before_optimizer_step": ServerPart}
 
@@ -34,8 +31,6 @@ def check_hooks(cls: type[Part], title: str) -> None:
         is_lightnings = getattr(cls, name) is getattr(Callback, name, None)
         if name.startswith("_") or name in called or is_lightnings:
             continue
-        if name in RENAMED:
-            raise Refusal(f"{title}.{name} is never called: it is now {RENAMED[name]}.")
         alike = [hook for hook in called if hook.startswith("on_") == name.startswith("on_")]
         near = difflib.get_close_matches(name, alike, 1, 0.85)
         is_of_other_side = hasattr(ClientPart, name) or hasattr(ServerPart, name)
@@ -130,7 +125,7 @@ def _check_part(part: Part, setup: Setup) -> None:
 
 
 def check_aggregator(aggregator: object) -> None:
-    """Raises Refusal for an object that is no aggregator, or one of an earlier version."""
+    """Raises Refusal for an object that is no aggregator."""
     name = type(aggregator).__name__
     if not isinstance(aggregator, Aggregator):
         raise Refusal(
@@ -138,12 +133,6 @@ def check_aggregator(aggregator: object) -> None:
             " gcfed.aggregators.cohort.CohortRule, which has all but the rule, or from"
             " gcfed.federated.parts.Aggregator."
         )
-    for method in ("add", "reduce", "for_extra"):
-        if hasattr(aggregator, method):
-            raise Refusal(
-                f"aggregator: {name}.{method} is never called: an aggregator's new_sum(round) makes"
-                " an Accumulator, which has add(upload) and reduce(like)."
-            )
 
 
 def validate_parts(setup: Setup) -> None:
@@ -156,7 +145,6 @@ def validate_parts(setup: Setup) -> None:
     for part in setup.parts:
         _check_part(part, setup)
         check_hooks(type(part), part.title)  # type: ignore[arg-type]
-        refuse_earlier_attributes(part)
         part.check_run(setup)
 
 

@@ -17,8 +17,6 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
-from gcfed.utils.renamed import Renamed
-
 Params = dict[str, Tensor]
 """Tensors of a network, by name."""
 
@@ -67,9 +65,6 @@ class Download(Message):
     extra: dict[str, Params] = field(default_factory=dict)
     sent_bytes: dict[str, int] = field(default_factory=dict)
     used: int | None = None
-
-    round = Renamed("round_index")
-    model = Renamed("broadcast_model")
 
     @property
     def nbytes(self) -> int:
@@ -138,8 +133,6 @@ class Upload(Message):
     extra: dict[str, Params] = field(default_factory=dict)
     levels: dict[str, Levels] = field(default_factory=dict)
     notes: dict[str, Params] = field(default_factory=dict)
-
-    round = Renamed("round_index")
 
     def send(self, name: str, tensors: Mapping[str, Tensor]) -> None:
         """Sends ``tensors``, name → ``[K, *shape]``, in addition to Δ.

@@ -14,7 +14,6 @@ from torch.optim import Optimizer
 from gcfed.federated.parallel.sums import sum_over_processes
 from gcfed.federated.protocol.messages import Download, Params
 from gcfed.utils.device import device_of
-from gcfed.utils.renamed import Renamed
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +48,6 @@ class Round:
     optimizer: Optimizer | None = None
     download: Download | None = None
     versions: np.ndarray = field(kw_only=True)
-
-    start = Renamed("broadcast_model")
-    model = Renamed("server_model")
 
     def reduce(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The sums of these tensors over all processes.
