@@ -3,7 +3,7 @@ start.
 """
 
 import logging
-from collections.abc import Collection, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from math import gcd
 from pathlib import Path
 from textwrap import shorten
@@ -20,6 +20,9 @@ from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal, message_of
 
 log = logging.getLogger(__name__)
+#: What stands before all names in a file: nothing, or what our checkpoints, DataParallel,
+#: torch.compile and Lightning put there.
+PREFIXES = ("", "net.", "module.", "_orig_mod.", "model.")
 NormPolicy = Literal["average", "local", "fixed", "group"]
 
 
@@ -229,8 +232,8 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
 
     Raises SettingError if the file is damaged or of another network, or as :func:`apply_policy`.
     """
-    theirs = {} if start is None else _read_tensors(Path(start))
     known = net.state_dict().keys()
+    theirs = {} if start is None else _read_tensors(Path(start), known)
     if theirs.keys() != known:  # no tensors, or those after the policy
         net = apply_policy(net, norm_policy)
         norm_policy = "average"
@@ -239,15 +242,18 @@ def begin_at(net: nn.Module, start: str | None, norm_policy: NormPolicy = "avera
     try:
         net.load_state_dict(theirs)
     except RuntimeError as error:  # names all tensors that differ
-        text = _renamed(theirs, known | net.state_dict().keys())
-        if not text:
-            text = f"is of another network: {message_of(error)}"
-        raise SettingError("start", f"={start} {text}") from None
+        raise SettingError(
+            "start", f"={start} is of another network: {message_of(error)}"
+        ) from None
     return apply_policy(net, norm_policy)
 
 
-def _read_tensors(path: Path) -> Mapping[str, Tensor]:
-    """The tensors of a file, by their names in the network."""
+def _read_tensors(path: Path, known: Set[str]) -> Mapping[str, Tensor]:
+    """The tensors of a file, by their names in the network.
+
+    Args:
+        known: the names of the network's tensors.
+    """
     if not path.is_file():
         raise SettingError("start", f"={path}: there is no such file")
     try:
@@ -262,42 +268,16 @@ def _read_tensors(path: Path) -> Mapping[str, Tensor]:
     if not _has_names(content):
         kind = type(content).__name__
         raise SettingError("start", f"={path} holds a {kind}: save net.state_dict() instead.")
-    if not _has_names(content.get("state_dict")):
-        return content
-    saved = content["state_dict"]
-    # a checkpoint of ours, whose module has the network as its attribute net
-    of_net = {name.removeprefix("net."): t for name, t in saved.items() if name.startswith("net.")}
-    return of_net or saved
+    if _has_names(content.get("state_dict")):
+        content = content["state_dict"]
+    for prefix in PREFIXES:
+        tensors = {
+            name.removeprefix(prefix): t for name, t in content.items() if name.startswith(prefix)
+        }
+        if tensors.keys() & known:
+            return tensors
+    return content
 
 
 def _has_names(content: object) -> bool:
     return isinstance(content, Mapping) and all(isinstance(key, str) for key in content)
-
-
-def _renamed(theirs: Mapping[str, object], known: Set[str]) -> str:
-    """The remedy if a file has the network's tensors under other names; empty if it has not.
-
-    Args:
-        theirs: the content of the file.
-        known: names of the network's tensors.
-    """
-    for key, part in theirs.items():
-        if isinstance(part, Mapping) and known & part.keys():
-            return f"has the tensors under the key {key!r}: save this part alone."
-    for prefix in _common_prefixes(theirs):
-        if known & {name.removeprefix(prefix) for name in theirs}:
-            why = "as DataParallel, torch.compile or a module around the network add it"
-            save = f"{{name.removeprefix({prefix!r}): t for name, t in state.items()}}"
-            return f"has {prefix!r} before every name, {why}: save {save}."
-    for prefix in _common_prefixes(known):
-        if theirs.keys() & {name.removeprefix(prefix) for name in known}:
-            save = f"{{{prefix!r} + name: t for name, t in state.items()}}"
-            return f"lacks {prefix!r} before every name, which the network has: save {save}."
-    return ""
-
-
-def _common_prefixes(names: Collection[str]) -> list[str]:
-    """The first parts that all names share, each with its dot, shortest first."""
-    *parts, _ = next(iter(names), "").split(".")
-    prefixes = [".".join(parts[: i + 1]) + "." for i in range(len(parts))]
-    return [prefix for prefix in prefixes if all(name.startswith(prefix) for name in names)]
