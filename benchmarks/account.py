@@ -58,9 +58,9 @@ class Account(Callback):
     def _wrap(self, trainer: Trainer) -> None:
         watch = self.watch
         loop = FederatedLoop.of(trainer)
-        simulation = loop.simulation
-        module = loop.server.setup.module
-        watch.wrap(loop.schedule, "turn", "round: schedule")
+        simulation = loop.run.simulation
+        module = loop.run.server.setup.module
+        watch.wrap(loop.run.schedule, "turn", "round: schedule")
         for name in ("begin", "broadcast", "empty_sums"):
             watch.wrap(Server, name, "round: broadcast and empty sums")
         watch.wrap(simulation.program, "take_download", "round: hooks and dealing")
@@ -78,7 +78,7 @@ class Account(Callback):
         for name in ("reduce", "remember", "finish", "step"):
             watch.wrap(Server, name, "round: server's step")
         watch.wrap(module, "test", "test")
-        watch.wrap(loop, "_add_columns", "row of metrics")
+        watch.wrap(loop.run, "_add_columns", "row of metrics")
         watch.wrap(loop, "on_train_batch_end", "row of metrics")
         watch.wrap_checkpoint(trainer)
         watch.wrap(module, "training_step", "round: rest")

@@ -155,9 +155,9 @@ def seconds(result: RunResult) -> dict[str, float]:
     local step: over all steps of the round, and over those of the longest client.
     """
     rows, loop = result.frame.iloc[len(result.frame) // 2 :], result.loop
-    train_s, count = rows["time/train_s"], loop.data.num_clients
+    train_s, count = rows["time/train_s"], result.trainer.datamodule.num_clients
     cohorts = [loop.sampler(t - 1, count, loop.seed) for t in rows.index]
-    longest = [loop.simulation.planned(cohort).max() for cohort in cohorts]
+    longest = [loop.run.simulation.planned(cohort).max() for cohort in cohorts]
     figures = {
         "round_s": rows["time/round_s"],
         "train_s": train_s,

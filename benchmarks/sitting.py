@@ -81,11 +81,11 @@ class Sitting(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         loop = FederatedLoop.of(trainer)
-        loop.server.schedule.sampler = InPairs(loop.sampler)
+        loop.run.server.schedule.sampler = InPairs(loop.sampler)
         self.module = pl_module
-        parts = [*loop.simulation.program.parts, *loop.server.parts]
+        parts = [*loop.run.simulation.program.parts, *loop.run.server.parts]
         self.gc = [(part, part.axes_of) for part in parts if isinstance(part, LocalGC | GlobalGC)]
-        self.program = loop.simulation.program
+        self.program = loop.run.simulation.program
         # a graph of one method is wrong for the other
         self.memories = (
             self.program.memory,
@@ -136,17 +136,24 @@ class Sitting(Callback):
         """
         module, device = trainer.lightning_module, trainer.strategy.root_device
         t = trainer.global_step - 1
-        round = loop.server.begin(t, loop.server.schedule.turn(t))
+        round = loop.run.server.begin(t, loop.run.server.schedule.turn(t))
         with torch.inference_mode(False), torch.enable_grad():
             download = Download(
                 round.index, round.seed, round.lr, round.broadcast_model, round.cohort
             )
             of_clients = ClientRound(self.program, download, StepHooks())
-            stacks = loop.simulation.deal(of_clients, round.cohort, round.cohort, *rank_and_world())
-            plans = [loop.solver.plan(loop.data, clients, download, device) for clients in stacks]
+            stacks = loop.run.simulation.deal(
+                of_clients, round.cohort, round.cohort, *rank_and_world()
+            )
+            plans = [
+                loop.solver.plan(trainer.datamodule, clients, download, device)
+                for clients in stacks
+            ]
             trainer.strategy.barrier()
             autocast = trainer.precision_plugin.forward_context
-            seconds = plain_seconds(module.net, loop.data, plans, loop.solver.optimizer, autocast)
+            seconds = plain_seconds(
+                module.net, trainer.datamodule, plans, loop.solver.optimizer, autocast
+            )
         samples = float(sum(plan.counts.sum() for plan in plans))
         slowest, total = (
             _over_processes(trainer, seconds, "max"),
@@ -170,15 +177,15 @@ class Sitting(Callback):
             return
         loop = FederatedLoop.of(trainer)
         with torch.inference_mode(False), torch.enable_grad():
-            flops = training_flops(net, loop.data, device)
+            flops = training_flops(net, trainer.datamodule, device)
         of = {m: [r for r in self.rounds if r["method"] == m] for m in METHODS}
         figures: dict[str, Any] = {
             "processes": trainer.world_size,
             "threads": torch.get_num_threads() if device.type == "cpu" else None,
             "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
             "precision": str(trainer.precision),
-            "stack": loop.simulation.layout.k,
-            "clients": loop.data.num_clients,
+            "stack": loop.run.simulation.layout.k,
+            "clients": trainer.datamodule.num_clients,
             "samples": median(r["samples"] for r in self.rounds),
             "mflop_per_sample": flops / 1e6,
             "gemm_gflops": rate / 1e9,

@@ -87,7 +87,7 @@ class Stopwatch:
         self.wrap(ClientStack, "mean_loss_of_one", "forward")
         self.wrap(ClientStack, "backward", "backward")
         self.wrap(ClientStack, "gradients_of_one", "backward")
-        for part in [*loop.simulation.program.parts, *loop.server.parts]:
+        for part in [*loop.run.simulation.program.parts, *loop.run.server.parts]:
             assert isinstance(part, Part)
             for hook in HOOKS:
                 plain = (getattr(side, hook, None) for side in (ClientPart, ServerPart))

@@ -107,7 +107,7 @@ def instantiate(cfg):
     methods = build_methods(cfg)
     with pytest.MonkeyPatch.context() as patch:
         # the probe would need data
-        patch.setattr("gcfed.federated.engine.loop.set_traits", lambda *_: None)
+        patch.setattr("gcfed.federated.engine.bound_run.set_traits", lambda *_: None)
         loop.bind([*methods, *build_all(cfg, "metrics")], data, module)
     build_all(cfg, "callbacks")
     return module, loop, methods
@@ -271,7 +271,7 @@ def test_experiments_have_the_setting_of_fedacg(
     loop = instantiate(
         config(f"experiment={name}", "algorithm=fedavg", "partition=iid", "quantization=fedpaq")
     )[1]
-    assert [type(part) for part in loop.simulation.program.parts] == [Quantization]
+    assert [type(part) for part in loop.run.simulation.program.parts] == [Quantization]
     assert probe_optimizer(loop.solver.optimizer).defaults["momentum"] == 0.0
     dynamic = (
         "participation=dynamic",

@@ -66,7 +66,7 @@ def test_graphs_compute_the_same_as_launched_steps_and_the_cpu(
         name: train(config(*tiny, *layout, *more, folder=tmp_path / name))
         for name, more in kinds.items()
     }
-    assert runs["graphs"].loop.simulation.layout.k == (2 if "client.stack=2" in layout else 1)
+    assert runs["graphs"].loop.run.simulation.layout.k == (2 if "client.stack=2" in layout else 1)
     graphs, launched, cpu = (final_weights(run).cpu() for run in runs.values())
     assert_near(graphs, launched, 1e-9 if padded else 0)
     if algorithm != "fedpaq":  # it draws random numbers on the device
@@ -110,7 +110,7 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)
-    assert not gpu.loop.stores._gpu_states._vectors
+    assert not gpu.loop.run.stores._gpu_states._vectors
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         assert_near(a.cpu(), b.cpu(), 1e-9)
 

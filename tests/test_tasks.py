@@ -163,7 +163,7 @@ def test_a_users_own_loss_is_used_in_tests_and_changes_the_identity(config, tmp_
     assert (
         len({identity(c) for c in (cfg, config(*focal, "task.gamma=4"), config(*focal[2:]))}) == 3
     )
-    x, y = result.loop.data.fetch_test((0, result.loop.data.num_test))
+    x, y = result.trainer.datamodule.fetch_test((0, result.trainer.datamodule.num_test))
     with torch.no_grad():
         q = result.module.net(x).softmax(1)[torch.arange(len(y)), y]
     assert result.metrics["test/loss"] == pytest.approx(
@@ -199,7 +199,7 @@ def test_a_loss_or_score_that_sums_would_broadcast_is_refused(monkeypatch):
 @pytest.mark.parametrize("method", [FedNTD, FedLC, FedReg, Clients])
 def test_methods_that_need_classes_refuse_regressions(method, monkeypatch):
     # the probe would refuse the labels
-    monkeypatch.setattr("gcfed.federated.engine.loop.set_traits", lambda *_: None)
+    monkeypatch.setattr("gcfed.federated.engine.bound_run.set_traits", lambda *_: None)
     loop = FederatedLoop(
         sampler=Cohorts(2),
         solver=sgd(),

@@ -17,8 +17,8 @@ def test_a_run_in_other_units_is_equal_or_names_the_tensor(config, tmp_path, cap
     if not USUAL:
         USUAL.update(run(config, tmp_path / "usual", "AnyUnit", *WORDS, unit(3), clients=3).metrics)
     result = run(config, tmp_path / "run", "AnyUnit", *WORDS, unit(k), clients=3)
-    assert result.loop.counted == (k < 10)
-    if result.loop.counted:
+    assert result.loop.run.counted == (k < 10)
+    if result.loop.run.counted:
         assert result.metrics["test/acc"] == USUAL["test/acc"]
         assert result.metrics["test/loss"] == pytest.approx(USUAL["test/loss"], abs=1e-3)
         return

@@ -118,9 +118,9 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
     )
-    if loop.transport.separate_clients:
+    if loop.run.transport.separate_clients:
         _refuse_client_callbacks(parts.callbacks)
-    loop.stores.require_folder()
+    loop.run.stores.require_folder()
     return Assembly(module, data, loop, parts.methods, parts.in_order, result)
 
 

@@ -172,7 +172,7 @@ def _train(cfg: DictConfig) -> None:
         result = train(cfg)
     finally:
         remove_refused(cfg)
-    if not result.loop.counted:
+    if not result.loop.run.counted:
         raise Refusal(
             "no client counted in any round, so the model is as it began: the warnings above name"
             f" the reason. The rows are in {result.folder}."

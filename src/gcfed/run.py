@@ -80,8 +80,8 @@ class RunResult:
 
         If the run was complete before, the row is that of ``metrics.csv``; {} without such a file.
         """
-        if self.loop.last_row:
-            return {name: float(value) for name, value in self.loop.last_row.items()}
+        if self.loop.run.last_row:
+            return {name: float(value) for name, value in self.loop.run.last_row.items()}
         rounds = self.trainer.global_step
         if rounds not in self.frame.index:
             return {}
@@ -190,7 +190,7 @@ class _Run:
             self._summarize(held)
 
     def _begin_folder(self) -> Held:
-        known = not self.assembly.loop.transport.own_data
+        known = not self.assembly.loop.run.transport.own_data
         resumed = self.checkpoint is not None
         held = begin(self.cfg, self.folder, self.assembly.data, known=known, resumed=resumed)
         device = self.trainer.strategy.root_device

@@ -9,13 +9,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from harness import Cohorts, sgd
+from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd
 from omegaconf import open_dict
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.checkpoints.reading import load_checkpoint
 from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
+from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.folder import CHECKPOINT
 from gcfed.run import train
@@ -77,7 +78,6 @@ def test_the_last_checkpoint_is_whole_whenever_files_change(config, tmp_path, mo
 def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
     """This process writes no checkpoint itself."""
     stores = ClientStores(folder=tmp_path)
-    stores.names = {"c"}
     loop = FederatedLoop(
         sampler=Cohorts(1),
         solver=sgd(),
@@ -86,7 +86,8 @@ def test_every_process_keeps_the_states_of_the_last_checkpoint(tmp_path):
         seed=1,
         stores=stores,
     )
-    loop.schedule = SimpleNamespace(state_dict=dict)  # depends only on the seed
+    loop.bind([], random_federation(), FederatedModule(make_net(), PLAIN_SERVER))
+    stores.names = {"c"}
     state = {"w": torch.ones(1, 3)}
     trainer = SimpleNamespace(
         callbacks=[loop],

@@ -14,6 +14,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parts import ClientPart, ServerPart
 from gcfed.federated.parts.method import parts_of
 from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.participation.faults import Faults
 from gcfed.run import train
 from gcfed.utils.refusal import Refusal
 
@@ -80,8 +81,8 @@ def test_a_second_run_does_not_smooth_over_the_tests_of_the_first(data):
         module = make_module()
         module.test = lambda watchers, accuracy=accuracy: {"test/acc": accuracy}
         fit(loop, module, data, [smoothed])
-        assert loop.last_row["test/acc_smooth10"] == accuracy
-        assert loop.last_row["test/acc_ema"] == accuracy
+        assert loop.run.last_row["test/acc_smooth10"] == accuracy
+        assert loop.run.last_row["test/acc_ema"] == accuracy
 
 
 def test_a_second_run_with_the_same_method_begins_with_new_states_of_the_server(data):
@@ -89,6 +90,59 @@ def test_a_second_run_with_the_same_method_begins_with_new_states_of_the_server(
     scaffold = Scaffold()
     first = fit(loop, make_module(), data, [scaffold])
     assert torch.equal(fit(loop, make_module(), data, [scaffold]), first)
+
+
+def test_a_second_fit_has_the_settings_of_its_time(data):
+    """Not those with which the first fit was bound."""
+    loop = make_loop()
+    module = make_module()
+    begin = copy.deepcopy(module.net.state_dict())
+    first = fit(loop, module, data)
+    later = {"sampler": Cohorts(2), "solver": sgd(lr=0.3), "faults": Faults(dropout=0.4), "seed": 6}
+    for name, value in later.items():
+        module.net.load_state_dict(begin)
+        setattr(loop, name, value)
+        other = make_loop()
+        for key in list(later)[: list(later).index(name) + 1]:
+            setattr(other, key, later[key])
+        second = fit(loop, module, data)
+        assert torch.equal(second, fit(other, make_module(), data))
+        assert not torch.equal(second, first)
+        first = second
+
+
+def test_a_fit_has_the_settings_of_its_time_though_the_run_was_bound_before(data):
+    loop = make_loop()
+    module = make_module()
+    loop.bind([], data, module)
+    loop.solver = sgd(lr=0.3)
+    other = make_loop()
+    other.solver = loop.solver
+    assert torch.equal(fit(loop, module, data), fit(other, make_module(), data))
+
+
+def test_a_second_fit_with_the_same_parts_is_a_run_of_its_own(data):
+    """Its clients and its server have no states of the first run."""
+    loop = make_loop()
+    module = make_module()
+    scaffold = Scaffold()
+    begin = copy.deepcopy(module.net.state_dict())
+    first = fit(loop, module, data, [scaffold])
+    module.net.load_state_dict(begin)
+    assert torch.equal(fit(loop, module, data, [scaffold]), first)
+
+
+def test_a_trainer_that_has_finished_rounds_goes_on_with_its_run(data):
+    loop = make_loop()
+    module = make_module()
+    scaffold = Scaffold()
+    trainer = trainer_of([loop, *parts_of([scaffold])], 1)
+    trainer.fit(module, datamodule=data)
+    run = loop.run
+    trainer.fit_loop.epoch_loop.max_steps = ROUNDS
+    trainer.fit(module, datamodule=data)
+    assert loop.run is run
+    assert torch.equal(weights(module.net), fit(make_loop(), make_module(), data, [Scaffold()]))
 
 
 class Refused(ServerPart):

@@ -32,8 +32,8 @@ COLUMNS = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
 def confusion(result):
     """The confusion matrix of the global model, counted sample by sample on the test split."""
-    data = result.loop.data
-    x, y = result.loop.data.fetch_test((0, result.loop.data.num_test))
+    data = result.trainer.datamodule
+    x, y = result.trainer.datamodule.fetch_test((0, result.trainer.datamodule.num_test))
     counts = np.zeros((data.num_classes, data.num_classes), int)
     with torch.no_grad():
         for label, guess in zip(y.tolist(), result.module.net(x).argmax(1).tolist(), strict=True):

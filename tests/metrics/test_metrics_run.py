@@ -326,7 +326,7 @@ def test_rehearsals_and_measurements_are_no_training_time(config, tmp_path, monk
         "gcfed.federated.engine.round.time", SimpleNamespace(perf_counter=lambda: seconds)
     )
     monkeypatch.setattr(
-        "gcfed.federated.engine.loop.time", SimpleNamespace(perf_counter=lambda: seconds)
+        "gcfed.federated.engine.bound_run.time", SimpleNamespace(perf_counter=lambda: seconds)
     )
     monkeypatch.setattr("gcfed.metrics.base.perf_counter", lambda: seconds)
     names = ("gap", "clients", "personal", "forgetting")
@@ -350,7 +350,7 @@ def test_samples_and_steps_are_counted_and_cohorts_are_written(config, tmp_path)
     lines = [f"{t + 1},{client}\n" for t, cohort in enumerate(cohorts) for client in cohort]
     assert (tmp_path / "cohorts.csv").read_text() == "round,client\n" + "".join(lines)
     for row, cohort in zip(rows, cohorts, strict=True):
-        sizes = result.loop.data.sizes(cohort)
+        sizes = result.trainer.datamodule.sizes(cohort)
         assert row["train/samples"] == 2 * sizes.sum()
         assert row["train/steps"] == 2 * np.ceil(sizes / 8).sum()
 

@@ -46,7 +46,10 @@ def test_the_relative_error_is_that_of_the_saved_model(config, tmp_path):
     assert rows[-1]["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert result.metrics["test/relative_error"] == pytest.approx(expected, rel=1e-12)
     assert 0 < expected < 1  # W = 0 has error 1
-    x, y = (t.numpy() for t in result.loop.data.fetch_test((0, result.loop.data.num_test)))
+    x, y = (
+        t.numpy()
+        for t in result.trainer.datamodule.fetch_test((0, result.trainer.datamodule.num_test))
+    )
     rmse = np.sqrt(np.mean((x @ weight.T - y) ** 2))
     assert rows[-1]["test/rmse"] == pytest.approx(rmse, rel=1e-12)
     assert json.loads((tmp_path / "run/summary.json").read_text())["test/rmse"] == pytest.approx(

@@ -268,7 +268,7 @@ def test_a_run_has_its_networks_name_and_boundary(config, tmp_path, caplog):
     assert cfg.name == "digits_Net_gcfed"
     assert result.module.net.conv.out_channels == 5
     assert caplog.text.count("gc.boundary=head, the last module with a weight") == 1
-    assert result.loop.simulation.program.parts[0].axes_of == {"conv.weight": 4}
+    assert result.loop.run.simulation.program.parts[0].axes_of == {"conv.weight": 4}
 
 
 def test_local_statistics_survive_a_kill(config, tmp_path):

@@ -72,7 +72,9 @@ def test_the_attack_sees_the_gradient_of_the_images(config, tmp_path, monkeypatc
     nn.functional.cross_entropy(net(x), y).backward()
     for name, p in net.named_parameters():
         torch.testing.assert_close(gradient[name], p.grad, rtol=1e-9, atol=1e-12)
-    owned = result.loop.data.fetch(torch.as_tensor(result.loop.data.client(client)), None)[0]
+    owned = result.trainer.datamodule.fetch(
+        torch.as_tensor(result.trainer.datamodule.client(client)), None
+    )[0]
     assert all((owned == one).flatten(1).all(1).any() for one in x)
     assert rows[-1].keys() >= COLUMNS
 
@@ -92,7 +94,7 @@ def test_in_a_subspace_the_attack_sees_the_uploaded_gradient(config, tmp_path, m
     )
     for more in ((), ("quantization=fedpaq", "quantization.bits=4")):
         result, _ = run(config, tmp_path / str(len(more)), "metrics=leakage", *settings, *more)
-    (method,) = (m for m in result.loop.server.parts if isinstance(m, ProjectedMean))
+    (method,) = (m for m in result.loop.run.server.parts if isinstance(m, ProjectedMean))
     for gradient in seen:
         for name, projector in method.space.items():
             inside = projector.lift(projector.project(gradient[name]))

@@ -117,9 +117,9 @@ def resume(
         record.restore(checkpoint["gcfed"], rounds)
         if rounds > cfg.rounds:
             raise Refusal(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
-        if leads() and not loop.transport.remote:
-            loop.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
-            loop.stores.require_files()
+        if leads() and not loop.run.transport.remote:
+            loop.run.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
+            loop.run.stores.require_files()
         _try_states(checkpoint, module, callbacks)
     log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
     return rounds

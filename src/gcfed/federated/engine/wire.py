@@ -42,10 +42,10 @@ class ClientEnd:
     ) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
         run = assemble(cfg, clients_only=True)
-        self.simulation: Simulation = run.loop.simulation
+        self.simulation: Simulation = run.loop.run.simulation
         self.module = run.module
         self.data = run.data
-        self.stores = run.loop.stores
+        self.stores = run.loop.run.stores
         self.module.trainer = Trainer(
             accelerator=accelerator,
             devices=devices,

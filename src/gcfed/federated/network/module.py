@@ -33,7 +33,7 @@ from gcfed.utils.refusal import Refusal
 
 
 class RunsRounds(Protocol):
-    """What the module needs of the loop, which this package may not import."""
+    """What the module needs of a run, which this package may not import."""
 
     def run_and_test(self, round_index: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
@@ -59,7 +59,7 @@ class FederatedModule(LightningModule):
     ``test/``.
     """
 
-    loop: RunsRounds  # set by FederatedLoop.bind, before the first round
+    run: RunsRounds  # set by ``bind_run`` of ``federated/engine``, before the first round
 
     def __init__(
         self,
@@ -181,7 +181,7 @@ class FederatedModule(LightningModule):
         round_index = self.trainer.global_step
         # autocast is on again in local training and tests
         with blamed(self.net, self.task, f"in round {round_index + 1}"), outside_autocast():
-            return self.loop.run_and_test(round_index)
+            return self.run.run_and_test(round_index)
 
     def test(self, watchers: Sequence[Callable[[Tensor, Tensor], object]] = ()) -> dict[str, float]:
         """Tests the global model on the test split, and on the validation split if there is one,
