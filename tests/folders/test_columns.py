@@ -10,11 +10,11 @@ from conftest import refuses
 from run_folders import run_of
 
 from gcfed.folders.columns import (
+    COLUMNS,
     better,
     is_summary_number,
     known_better,
     named_better,
-    project_columns,
 )
 from gcfed.folders.measures import parse, value
 from gcfed.metrics.by_name import make
@@ -22,7 +22,7 @@ from gcfed.metrics.by_name import make
 CONCEPTS = Path(__file__).parents[2] / "docs" / "concepts.md"
 FILES = ("cohorts.csv", "updates.csv")
 OF_TORCHMETRICS = ("test/auroc", "test/f1")
-KNOWN = [name for name in project_columns() if not is_summary_number(name)]
+KNOWN = [known.name for known in COLUMNS if not is_summary_number(known.name)]
 
 
 def documented():
@@ -98,7 +98,7 @@ def test_the_best_of_a_column_whose_name_says_nothing_is_refused():
     assert named_better("mine/rank") is None
     with refuses("not known whether more or less .* Write max:mine/rank or min:mine/rank"):
         parse("best:mine/rank")
-    with refuses(r"Write max:test/ac or min:test/ac\. Did you mean test/acc\?"):
+    with refuses(r"Write max:test/ac or min:test/ac\."):
         parse("best:test/ac")
 
 

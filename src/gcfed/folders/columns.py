@@ -167,11 +167,6 @@ def known_better(column: str) -> Better | None:
     return None if known is None else known.better
 
 
-def project_columns() -> list[str]:
-    """The columns and numbers that this project writes, some as patterns."""
-    return [known.name for known in COLUMNS]
-
-
 @cache
 def column_of(name: str) -> Column | None:
     """What is known of a column; None if it is not this project's."""

@@ -23,7 +23,6 @@ import math
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from difflib import get_close_matches
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any
 
@@ -34,7 +33,6 @@ from gcfed.folders.columns import (
     is_summary_number,
     known_better,
     named_better,
-    project_columns,
     title_of,
 )
 from gcfed.utils.refusal import Refusal
@@ -187,11 +185,9 @@ def parse(measure: str, key: str = "measure") -> Measure:
                 f" final:{column} or last10:{column}."
             )
         if named_better(column) is None:
-            alike = get_close_matches(column, project_columns(), n=1, cutoff=0.75)
-            hint = f" Did you mean {alike[0]}?" if alike else ""
             raise Refusal(
                 f"{key}={measure!r}: it is not known whether more or less of {column} is better."
-                f" Write max:{column} or min:{column}.{hint}"
+                f" Write max:{column} or min:{column}."
             )
         statistic = "max" if better(column) == "higher" else "min"
     at_most = match["sign"] == "<="

@@ -24,7 +24,6 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +40,7 @@ from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, DONE, NEW, OTHER, Work
 from gcfed.tables.search import Tuned, tune
 from gcfed.utils.compose import composed, searchpath
+from gcfed.utils.near import closest, did_you_mean
 from gcfed.utils.refusal import Refusal
 
 FOLDER = "--config-dir"
@@ -119,9 +119,9 @@ def request_of(words: Sequence[str]) -> TableRequest:
 
 def _refuse_misspelt(word: str, key: str) -> None:
     """Raises Refusal for ``dryrun=true``, which a run would not know."""
-    meant = get_close_matches(key, KEYS_OF_COMMAND, n=1, cutoff=0.8)
+    meant = closest(key, KEYS_OF_COMMAND)
     if meant and key not in RESERVED_KEYS:
-        raise Refusal(f"{word}: did you mean {meant[0]}?")
+        raise Refusal(f"{word}{did_you_mean(meant)}")
 
 
 def _value(word: str) -> Any:

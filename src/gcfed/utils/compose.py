@@ -7,10 +7,8 @@ from __future__ import annotations
 import os
 import pickle
 import re
-import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -27,7 +25,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from gcfed.utils.home import expand_home
-from gcfed.utils.near import did_you_mean
+from gcfed.utils.near import closest, did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
@@ -52,11 +50,6 @@ TARGETS = {
     "model": "model._target_",
     "partition": "partition=iid partition._target_",
 }
-#: Keys that mean the same of different data sets.
-SAME_OF_DATA = (
-    ("data.path", "data.root"),
-    ("data.target", "data.label"),
-)
 #: A path in the home folder, alone, in quotes or in a list.
 AT_HOME = re.compile(r"(^['\"]?|[\[,]\s*['\"]?)~/")
 #: Keys of folders that commands write to.
@@ -254,7 +247,11 @@ def explained(error: Exception) -> str:
         return _unknown_key(unknown[1], error)
     several = re.search(r"Ambiguous value for argument '([^=]+)=(.+)'", str(error))
     if several is not None:
-        return _several_values(several[1], several[2])
+        key, values = several.groups()
+        return (
+            f"{key}={values} has several values: add -m for a run of each, or write a list as"
+            f" '{key}=[{values}]'."
+        )
     without = re.search(r"Interpolation key 'tags\.(\w+)' not found", str(error))
     if without is not None:  # by a user's own file
         return _without_tag(without[1])
@@ -263,7 +260,7 @@ def explained(error: Exception) -> str:
         return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
     word: str | None = getattr(error, "override", None)
-    return message if word is None else f"{word}: {message}{_quotes_for(word)}"
+    return message if word is None else f"{word}: {message}"
 
 
 def _without_tag(group: str) -> str:
@@ -271,26 +268,6 @@ def _without_tag(group: str) -> str:
     return (
         f"tags.{group} is missing, and it names the folder of the run: either {group} is null,"
         f" which no run can be, or its file lacks tags: {{{group}: <its name>}}."
-    )
-
-
-def _quotes_for(word: str) -> str:
-    """How to type a path that Hydra's grammar does not accept; "" for a word without a path."""
-    key, _, value = word.partition("=")
-    if "/" not in value:
-        return ""
-    in_quotes = QuotedString(value, Quote.double).with_quotes()
-    return f" A path needs quotes: {shlex.quote(f'{key}={in_quotes}')}"  # as a shell takes it
-
-
-def _several_values(key: str, values: str) -> str:
-    """What to type in place of ``seed=1,2`` without ``-m``."""
-    point = ""
-    if re.fullmatch(r"0,\d+|\d+,0\d+", values):
-        point = f" A number has a decimal point: {values.replace(',', '.')}."
-    return (
-        f"{key}={values} has several values: add -m for a run of each, or write a list as"
-        f" '{key}=[{values}]'.{point}"
     )
 
 
@@ -303,17 +280,7 @@ def _unknown_key(key: str, error: Exception) -> str:
     node = getattr(error.__cause__, "parent_node", None)
     cfg = OmegaConf.create() if node is None else node._get_root()
     known = _keys_to_type(cfg)
-    meant = _same_of_data(key, known) or suggestion(key, known)
-    return _why_idle(cfg, key) or f"{key}: there is no such key{meant}"
-
-
-def _same_of_data(key: str, known: Sequence[str]) -> str:
-    """``: did you mean data.root?`` for ``data.path``; "" for other keys."""
-    for keys in SAME_OF_DATA:
-        meant = [other for other in keys if other in known]
-        if key in keys and meant:
-            return did_you_mean(meant)
-    return ""
+    return _why_idle(cfg, key) or f"{key}: there is no such key{suggestion(key, known)}"
 
 
 def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
@@ -433,8 +400,8 @@ def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "
     in_group = [other for other in known if other.startswith(f"{group}.")] if dot else []
     names = {other: other.split(".")[-1] for other in in_group or known}
     last = word.split(".")[-1]
-    closest = get_close_matches(last, {*names.values()}, n=1, cutoff=0.7)
-    near = [other for other, name in names.items() if name in closest]
+    nearest = closest(last, {*names.values()})
+    near = [other for other, name in names.items() if name in nearest]
     sharing = [other for other, name in names.items() if _shares_words(last, name)]
     alike = near or sharing
     depth = word.count(".")

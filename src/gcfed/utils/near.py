@@ -8,10 +8,15 @@ from difflib import get_close_matches
 MOST_NAMES = 12
 
 
+def closest(name: str, known: Iterable[str], most: int = 1) -> list[str]:
+    """At most so many known names that are spelt nearly like this one, the nearest first."""
+    return get_close_matches(name, [*known], most, cutoff=0.75)
+
+
 def near(name: str, known: Iterable[str]) -> str:
     """The known names that are near, or those of the same group, or all."""
     names = list(dict.fromkeys(known))
-    alike = get_close_matches(name, names, n=2, cutoff=0.75)
+    alike = closest(name, names, 2)
     if alike:
         return did_you_mean(alike)
     group = name.partition("/")[0]
