@@ -27,7 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from gcfed.utils.home import expand_home
 from gcfed.utils.near import closest, did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
-from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
+from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
 SEARCHED = "optimized_metric"  # the measure of a search
@@ -234,7 +234,7 @@ def _initialized(folder: Path) -> Iterator[None]:
     command = hydra.hydra
     hydra.hydra = None
     try:
-        with initialize_config_dir(str(folder.resolve()), **VERSION_BASE):
+        with initialize_config_dir(str(folder.resolve()), version_base=None):
             yield
     finally:
         hydra.hydra = command
