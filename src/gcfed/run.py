@@ -33,6 +33,7 @@ from gcfed.checkpoints.reading import (
     load_weights,
     require_fitting,
     resume,
+    scaling_in,
     warn_of_other_scaling,
 )
 from gcfed.checkpoints.record import RunRecord
@@ -161,6 +162,7 @@ class _Run:
         self.folder = folder
         self.checkpoint = checkpoint_of(cfg, folder)
         self.assembly = assemble(cfg)
+        self._warn_of_start()
         self.record = RunRecord(cfg, self.assembly.data)
         self.rounds_before = resume(
             cfg,
@@ -175,6 +177,13 @@ class _Run:
             callbacks.append(Curves(folder))
         self.trainer = build_trainer(cfg, self.assembly, callbacks, self.rounds_before)
         self.leads = self.trainer.is_global_zero
+
+    def _warn_of_start(self) -> None:
+        """Warns if the run that wrote ``model.start`` scaled its inputs by other numbers."""
+        start = self.cfg.model.get("start")
+        if start is not None and self.checkpoint is None:
+            ours = self.assembly.data.scaling_of_inputs
+            warn_of_other_scaling(f"model.start={start}", scaling_in(Path(start)), ours)
 
     def fit_and_finish(self) -> None:
         """Trains the rounds that are left. The first process writes the run's folder."""
@@ -313,7 +322,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
         set_traits(module, data, stack=1)
     path = Path(cfg.ckpt_path)
     module.net.load_state_dict(require_fitting(module, weights.tensors, path))
-    warn_of_other_scaling(path, weights.scaling, data.scaling_of_inputs)
+    warn_of_other_scaling(f"ckpt_path={path}", weights.scaling, data.scaling_of_inputs)
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",

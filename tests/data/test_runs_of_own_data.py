@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from plain import SETTING, Plain, run
+from safetensors.torch import save_file
 
 from gcfed.run import evaluate, train
 from gcfed.tasks import Task
@@ -310,3 +311,48 @@ def test_a_shared_model_is_not_tested_with_another_scaling_in_silence(
     other = evaluate(config(*words, model))
     assert other["test/loss"] != same["test/loss"]
     assert "its run scaled the inputs or targets by other numbers" in caplog.text
+
+
+@pytest.mark.parametrize("trained", [True, False], ids=["scaled", "raw"])
+def test_a_model_is_not_tested_without_its_scaling_in_silence(config, tmp_path, caplog, trained):
+    """One of both has no means and deviations at all."""
+    words = scaled_words(tmp_path)
+    train(config(*words, f"data.standardize={trained}", folder=tmp_path / "run"))
+    model = f"ckpt_path={tmp_path / 'run' / 'global_model.safetensors'}"
+    evaluate(config(*words, model, f"data.standardize={trained}"))
+    assert "scaled the inputs" not in caplog.text
+    evaluate(config(*words, model, f"data.standardize={not trained}"))
+    assert f"{model}: its run scaled the inputs or targets by other numbers" in caplog.text
+
+
+@pytest.mark.parametrize("file", ["global_model.safetensors", "checkpoints/last.ckpt"])
+def test_a_run_does_not_start_at_a_model_of_another_scaling_in_silence(
+    config, tmp_path, caplog, file
+):
+    words = scaled_words(tmp_path)
+    train(config(*words, folder=tmp_path / "run"))
+    start = f"model.start={tmp_path / 'run' / file}"
+    train(config(*words, start, folder=tmp_path / "same"))
+    assert "scaled the inputs" not in caplog.text
+    train(config(*words, start, "data.client_test=0.4", folder=tmp_path / "other"))
+    assert f"{start}: its run scaled the inputs or targets by other numbers" in caplog.text
+
+
+def test_a_run_may_start_at_tensors_that_tell_no_scaling(config, tmp_path, caplog):
+    words = scaled_words(tmp_path)
+    net = train(config(*words, folder=tmp_path / "run")).model
+    for name, save in (("a.pt", torch.save), ("a.safetensors", save_file)):
+        save(net.state_dict(), tmp_path / name)
+        start = f"model.start={tmp_path / name}"
+        train(config(*words, start, "data.client_test=0.4", folder=tmp_path / f"from_{name}"))
+    assert "scaled the inputs" not in caplog.text
+
+
+def scaled_words(folder):
+    """A run of one round on vectors, which are standardised."""
+    rng = np.random.default_rng(9)
+    y = rng.integers(0, 2, 60)
+    np.savez(folder / "own.npz", x=rng.normal(5, 2, (60, 4)) + y[:, None], y=y)
+    words = ["data=arrays", f"data.path={folder / 'own.npz'}", "model.hidden=[5]", "gc=none"]
+    words += ["participation.num_clients=3", "participation.per_round=2", "partition=iid"]
+    return [*words, "rounds=1"]

@@ -30,6 +30,7 @@ from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = logging.getLogger(__name__)
+Scaling = Mapping[str, np.ndarray]  # the means and deviations of inputs and targets, by name
 PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
 
 
@@ -126,15 +127,15 @@ def resume(
 
 
 @contextmanager
-def naming(path: Path | str) -> Iterator[None]:
-    """Errors of the block become a Refusal that names the file."""
+def naming(path: Path | str, key: str = "ckpt_path") -> Iterator[None]:
+    """Errors of the block become a Refusal that names the file, and the key that named it."""
     try:
         yield
     except (Refusal, OSError):
         raise
     except Exception as error:
         raise Refusal(
-            f"ckpt_path={path} is damaged, or no checkpoint of this project: {_brief(error)}"
+            f"{key}={path} is damaged, or no checkpoint of this project: {_brief(error)}"
         ) from error
 
 
@@ -219,13 +220,13 @@ class Weights(NamedTuple):
     Attributes:
         tensors: by their names in the network.
         rounds: that trained it.
-        scaling: the means and deviations that scaled its inputs and targets; {} if the file is of
-            an earlier version.
+        scaling: the means and deviations that scaled its inputs and targets; None if the file does
+            not tell them.
     """
 
     tensors: dict[str, Tensor]
     rounds: int
-    scaling: dict[str, np.ndarray]
+    scaling: Scaling | None
 
 
 def load_weights(path: str) -> Weights:
@@ -233,13 +234,13 @@ def load_weights(path: str) -> Weights:
     if Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(path)
         with naming(path):
-            scaling = _arrays(checkpoint["gcfed"].get("scaling", {}))
+            scaling = _arrays(checkpoint["gcfed"].get("scaling"))
             return Weights(net_of(checkpoint), int(checkpoint["global_step"]), scaling)
     try:
         with naming(path), safe_open(path, "pt") as file:
             told = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
-            scaling = _arrays(json.loads(told.get("scaling", "{}")))
+            scaling = _arrays(json.loads(told.get("scaling", "null")))
             return Weights(tensors, int(told.get("round", 0)), scaling)
     except SafetensorError as error:
         raise Refusal(
@@ -247,31 +248,57 @@ def load_weights(path: str) -> Weights:
         ) from error
 
 
-def _arrays(lists: Mapping[str, Sequence[float]]) -> dict[str, np.ndarray]:
+def _arrays(lists: Mapping[str, Sequence[float]] | None) -> Scaling | None:
+    if lists is None:
+        return None
     return {name: np.array(values, float) for name, values in lists.items()}
 
 
+def scaling_in(path: Path) -> Scaling | None:
+    """The scaling that the file of ``model.start`` tells; None if it tells none, as a stranger's.
+
+    Raises Refusal if it tells anything else than numbers.
+    """
+    with naming(path, "model.start"):
+        if path.suffix == EXPORT.suffix:
+            with safe_open(path, "pt") as file:
+                return _arrays(json.loads((file.metadata() or {}).get("scaling", "null")))
+        content = torch.load(path, map_location="cpu", weights_only=True)
+        record = content.get("gcfed")
+        return _arrays(record.get("scaling")) if isinstance(record, Mapping) else None
+
+
 def warn_of_other_scaling(
-    path: Path, theirs: Mapping[str, np.ndarray], ours: Mapping[str, Sequence[float]]
+    setting: str, theirs: Scaling | None, ours: Mapping[str, Sequence[float]]
 ) -> None:
-    """Warns if a model's run scaled the inputs by other numbers than these settings do.
+    """Warns if a model's run scaled the inputs by other numbers than these settings do, or if only
+    one of them scales.
 
     Own data are scaled by the means and deviations of the training samples, which depend on the
     run's settings.
+
+    Args:
+        setting: what names the file, such as ``ckpt_path=a.safetensors``.
+        theirs: None if the file does not tell them.
     """
-    for name in sorted(theirs.keys() & ours.keys()):
-        there = theirs[name]
-        here = np.array(ours[name], float)
-        if there.shape == here.shape and np.allclose(there, here, 1e-4, 1e-6):
+    if theirs is None:
+        return
+    for name in sorted(theirs.keys() | ours.keys()):
+        if name in theirs and name in ours and _are_close(theirs[name], np.array(ours[name])):
             continue
         log.warning(
-            "ckpt_path=%s: its run scaled the inputs or targets by other numbers (%s) than these"
-            " settings give, so the test differs. Set seed, data.client_test, data.limit_train and"
-            " data.validation as in its run",
-            path,
+            "%s: its run scaled the inputs or targets by other numbers (%s) than these settings"
+            " give, so the network sees other inputs than in its training. For the same data, set"
+            " seed, data.client_test, data.limit_train, data.standardize and data.validation as in"
+            " its run",
+            setting,
             name,
         )
         return
+
+
+def _are_close(there: np.ndarray, here: np.ndarray) -> bool:
+    return there.shape == here.shape and np.allclose(there, here, 1e-4, 1e-6)
 
 
 def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
