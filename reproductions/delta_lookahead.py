@@ -21,7 +21,7 @@ class DeltaLookAhead(LookAhead):
 
     def minus_momentum(self, round: Round) -> Params:
         """−m of this round, which it also keeps."""
-        theta = {name: round.broadcast_model[name] for name in self._params}
+        theta = {name: round.server_model[name] for name in self._params}
         previous = self.server_state("previous", theta, zeros=False)
         minus_m = self.server_state("minus_m", theta)
         for name, m in minus_m.items():

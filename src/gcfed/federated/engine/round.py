@@ -23,8 +23,9 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     """
     started = time.perf_counter()
     turn = server.schedule.turn(round_index)  # the cohort, and who was asked in vain
-    round = server.begin(round_index, turn)  # the cohort, the model and the learning rate
-    download = server.broadcast(round)
+    begun = server.begin(round_index, turn)  # the cohort, the model and the learning rate
+    download = server.broadcast(begun)
+    round = begun.with_download(download)
     sums = server.empty_sums(round)
     # calls server.receive with the uploads of K clients at a time, in any order
     outcome = server.train_clients(download, round, sums)  # which clients did not answer

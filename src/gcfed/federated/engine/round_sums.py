@@ -146,8 +146,8 @@ class RoundSums:
         *numbers, is_update_finite = torch.cat([sums, is_finite.view(1)]).tolist()
         counts = Counts(*numbers)
         has_step = counts.num_finite > 0 or not needs_clients
-        return Received.of(
-            round,
+        return Received(
+            **vars(round),
             answered=answered,
             update=means.pop("delta"),
             extra_means=means,

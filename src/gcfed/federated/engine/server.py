@@ -45,7 +45,7 @@ class Server:
             seed=self.seed,
             cohort=turn.clients,
             num_clients=setup.data.num_clients,
-            broadcast_model=dict(model),
+            broadcast_model=model,
             server_model=model,
             lr=setup.solver.lr(round_index),
             optimizer=setup.module.trainer.optimizers[0],
@@ -53,8 +53,11 @@ class Server:
         )
 
     def broadcast(self, round: Round) -> Download:
-        """Makes the message that goes to every client."""
-        download = Download(round.index, round.seed, round.lr, round.broadcast_model, round.cohort)
+        """Makes the message that goes to every client. Parts may send another model than the
+        server's.
+        """
+        model = dict(round.server_model)
+        download = Download(round.index, round.seed, round.lr, model, round.cohort)
         for part in self.parts:
             part.on_broadcast(download, round)
         if self.schedule.late:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -27,15 +27,16 @@ class Round:
             have a row for each.
         num_clients: N, the size of the population.
         broadcast_model: the download's model, name → ``[*shape]``. It differs from
-            ``server_model`` where a method's ``on_broadcast`` has replaced tensors.
+            ``server_model`` where a method's ``on_broadcast`` has replaced tensors. In
+            ``on_broadcast`` it is still the server's.
         lr: η_l, the clients' learning rate in this round.
         server_model: the server's own model before its step, name → ``[*shape]``.
         optimizer: the server's optimizer, whose momentum a method may read; None in a loop without
             one.
         versions: index of the round whose download each client of the cohort has, ``[K]``. It is
             ``index``, or less for a late client.
-        download: in ``on_receive``, the download that these clients had. It is an older one than
-            the round's if they are late.
+        download: the message to the clients; None in ``on_broadcast``. In ``on_receive`` it is
+            the one that these clients had, an older one than the round's if they are late.
     """
 
     index: int
@@ -55,6 +56,10 @@ class Round:
         Every process must call it, so do not call it in ``on_receive``.
         """
         return sum_over_processes(tensors)
+
+    def with_download(self, download: Download) -> Round:
+        """The round after the broadcast."""
+        return replace(self, download=download, broadcast_model=download.broadcast_model)
 
     def rows(self, clients: np.ndarray) -> np.ndarray:
         """The rows of these clients, ``[K]``, in a table of the cohort."""
@@ -108,8 +113,3 @@ class Received(Round):
     steps: int = 0
     overflowed: bool = False
     usable: bool = False
-
-    @classmethod
-    def of(cls, round: Round, **received: Any) -> Received:
-        """The round together with what was received."""
-        return cls(**{**vars(round), **received})

@@ -43,7 +43,7 @@ class FedExP(ServerPart):
         self.epsilon = epsilon
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        theta = self.trained(round.broadcast_model)
+        theta = self.trained(round.server_model)
         self.before = list(self.server_state("before", theta, zeros=False).values())
         doubled = torch._foreach_mul(list(theta.values()), 2.0)
         self.iterate = torch._foreach_sub(doubled, self.before)

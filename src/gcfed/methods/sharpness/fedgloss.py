@@ -41,7 +41,7 @@ class AscentSum(UpdateSum):
         self.rho = rho
 
     def on_broadcast(self, download: Download, round: Round) -> None:
-        model = self.trained(round.broadcast_model)
+        model = self.trained(round.server_model)
         self.last = self.server_state("last", model)
         moves = along([t.unsqueeze(0) for t in self.last.values()], -self.rho)
         for name, move in zip(model, moves, strict=True):
