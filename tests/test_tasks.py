@@ -36,7 +36,7 @@ from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.local_models import Clients
 from gcfed.models.mlp import MLP
 from gcfed.run import train
-from gcfed.tasks import CLASSIFICATION, Batch, Classification, SquaredError
+from gcfed.tasks import CLASSIFICATION, Batch, Classification, SquaredError, Task
 
 
 def test_cross_entropy_of_padded_sequences():
@@ -72,7 +72,7 @@ def test_squared_error_by_hand():
     assert SquaredError().real(y).tolist() == [True, True]
     task = SquaredError()
     # standardised targets: only the RMSE has the user's units
-    task.scale = torch.tensor([2.0, 10.0])
+    task.target_std = torch.tensor([2.0, 10.0])
     scores = task.scores(outputs, y)
     assert [scores[column].tolist() for column in task.columns] == [[2.5, 12.5], [202.0, 818.0]]
 
@@ -243,6 +243,41 @@ def test_tests_sum_batches_in_float64(dtype, task):
     )
     if errors is not None:
         assert found["test/rmse"] == pytest.approx(errors.square().mean().sqrt().item())
+
+
+def begin_test(task, **scaling):
+    """Lets a module begin a test on data that have this scaling."""
+    data = SimpleNamespace(scaling=scaling, to_device=lambda *_: None)
+    module: Any = FederatedModule(make_net(), partial(torch.optim.SGD, lr=1.0), task=task)
+    module._trainer = SimpleNamespace(datamodule=data)
+    module.on_validation_start()
+
+
+def test_a_task_has_the_units_of_its_present_data():
+    """A task may serve data in raw units after standardised ones."""
+    task = SquaredError()
+    outputs = torch.zeros(1, 2, dtype=torch.float64)
+    y = torch.tensor([[1.0, 2.0]], dtype=torch.float64)
+    begin_test(task, y_std=np.array([3.0, 5.0]))
+    assert task.scores(outputs, y)["test/rmse"].tolist() == [(9 + 100) / 2]
+    begin_test(task)
+    assert task.scores(outputs, y)["test/rmse"].tolist() == [(1 + 4) / 2]
+
+
+class WithOwnScale(Task):
+    """Its ``scale`` is its own, whatever the data were divided by."""
+
+    scale = 2.0
+    target_std = 7.0
+
+    def losses(self, outputs, y):
+        return (self.scale * (outputs - y)).abs().mean(-1)
+
+
+def test_the_attributes_of_a_users_task_stay():
+    task = WithOwnScale()
+    begin_test(task, y_std=np.array([3.0, 5.0]))
+    assert (task.scale, task.target_std) == (2.0, 7.0)
 
 
 class Sure(Classification):

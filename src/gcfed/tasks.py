@@ -227,7 +227,8 @@ class SquaredError(Task):
 
     columns = ("test/loss", "test/rmse")
     roots = ("test/rmse",)
-    scale: Tensor | float = 1.0  # what each target was divided by, ``[C]``, in the user's units
+    # what the data module divided each target by, ``[C]``; set before each fit and test
+    target_std: Tensor | float = 1.0
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         return (outputs - y).square().sum(-1) / 2
@@ -236,7 +237,7 @@ class SquaredError(Task):
         return 0.0 if has_losses_of(self, SquaredError) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
-        errors = (at_least_float32(outputs) - y) * self.scale
+        errors = (at_least_float32(outputs) - y) * self.target_std
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
 
 

@@ -166,8 +166,8 @@ def test_a_class_without_a_sample_does_not_count_and_small_logits_are_no_probabi
 
 
 def test_standardized_targets_are_measured_in_their_own_units():
-    task = SimpleNamespace(has_classes=False, scale=torch.tensor([10.0]))
-    data = {"scaling": {"y_mean": [90.0]}}
+    task = SimpleNamespace(has_classes=False)
+    data = {"scaling": {"y_std": [10.0], "y_mean": [90.0]}}
     for name, error in (("mean_absolute_error", 15.0), ("mean_absolute_percentage_error", 1 / 6)):
         assert value(
             name, task, torch.tensor([[1.0], [2.0]]), torch.zeros(2, 1), **data

@@ -95,10 +95,10 @@ class ByName(OwnNumbers):
 
     def _in_units(self, values: Tensor, metric: Metric) -> Tensor:
         """Standardized numbers in the units of the targets, ``[B]``."""
-        values = values * getattr(self.module.task, "scale", 1.0)
+        scaling = getattr(self.data, "scaling", {})
+        values = values * torch.as_tensor(scaling.get("y_std", 1.0)).to(values)
         if metric.reads_zero:
-            mean = getattr(self.data, "scaling", {}).get("y_mean", 0.0)
-            values = values + torch.as_tensor(mean).to(values)
+            values = values + torch.as_tensor(scaling.get("y_mean", 0.0)).to(values)
         return values.flatten()
 
     def measure(self, stack: ClientStack, row: int, own: Params, download: Download) -> Tensor:

@@ -25,7 +25,7 @@ from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
 from gcfed.models.unchanged import evaluating, hand_copies, unchanged, unedited
 from gcfed.optim.partial import try_optimizer
-from gcfed.tasks import CLASSIFICATION, Task, at_least_float32
+from gcfed.tasks import CLASSIFICATION, SquaredError, Task, at_least_float32
 from gcfed.utils.autocast import outside_autocast
 from gcfed.utils.checked import validated
 from gcfed.utils.ours import is_ours
@@ -170,9 +170,9 @@ class FederatedModule(LightningModule):
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
         self.task.to(self.device, dtype)
-        scale = getattr(data, "scaling", {}).get("y_std")
-        if scale is not None:  # errors are in the user's units
-            self.task.scale = torch.as_tensor(scale, dtype=dtype, device=self.device)  # type: ignore[attr-defined]
+        if isinstance(self.task, SquaredError):  # its errors are in the user's units
+            std = getattr(data, "scaling", {}).get("y_std", 1.0)
+            self.task.target_std = torch.as_tensor(std, dtype=dtype, device=self.device)
 
     on_fit_start = on_validation_start
 
