@@ -197,3 +197,23 @@ def test_a_run_that_a_callback_ended_continues_with_all_of_its_tests(config, tmp
 def test_a_callback_ends_a_run_at_once_after_a_test(config, tmp_path):
     words = (*FAST, "rounds=8", "eval_every=2")
     assert train(config(*words, TIMER, folder=tmp_path)).trainer.global_step == 4
+
+
+@pytest.mark.parametrize(
+    ("every", "last"),
+    [(3, "Its last values are those of round 3"), (6, "It has no values"), (4, "")],
+)
+def test_a_run_that_ends_early_says_what_its_last_round_lacks(
+    config, tmp_path, caplog, every, last
+):
+    """One more round would measure, and change the run."""
+    words = (*FAST, "rounds=8", "metrics=drift", f"metrics.drift.every={every}")
+    result = train(config(*words, TIMER, folder=tmp_path))
+    assert result.trainer.global_step == 4
+    rows = read_rows(tmp_path / "metrics.csv")
+    measured = [row["round"] for row in rows if "drift/cosine" in row]
+    assert measured == [number for number in range(1, 5) if number % every == 0]
+    said = [record.message for record in caplog.records if "ended early" in record.message]
+    assert len(said) == bool(last)
+    assert all(text.startswith("metrics: Drift did not measure round 4") for text in said)
+    assert last in "".join(said)

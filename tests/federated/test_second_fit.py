@@ -14,6 +14,7 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.parts import ClientPart, ServerPart
 from gcfed.federated.parts.method import parts_of
 from gcfed.methods.correction.scaffold import Scaffold
+from gcfed.metrics.updates import Cohorts as MetricOfCohorts
 from gcfed.participation.faults import Faults
 from gcfed.run import train
 from gcfed.utils.refusal import Refusal
@@ -143,6 +144,17 @@ def test_a_trainer_that_has_finished_rounds_goes_on_with_its_run(data):
     trainer.fit(module, datamodule=data)
     assert loop.run is run
     assert torch.equal(weights(module.net), fit(make_loop(), make_module(), data, [Scaffold()]))
+
+
+def test_a_table_of_a_second_run_has_no_lines_of_the_first(data, tmp_path):
+    loop = make_loop()
+    cohorts = MetricOfCohorts(str(tmp_path))
+    tables = []
+    for _ in range(2):
+        fit(loop, make_module(), data, [cohorts])
+        tables.append((tmp_path / "cohorts.csv").read_text())
+    assert len(tables[0].splitlines()) > ROUNDS
+    assert tables[1] == tables[0]
 
 
 class Refused(ServerPart):

@@ -126,15 +126,16 @@ class LabelFlip(Attack):
     """Hostile clients train honestly on labels C − 1 − y."""
 
     needs = [class_logits]
-    _flipped = False
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
         self.data = setup.data
+        self._labels: np.ndarray | None = None  # of all clients, after the attack
 
     def on_download(self, download: Download) -> None:
-        if not self._flipped:
-            last = self.data.num_classes - 1
-            ids = hostile(self.clients, self.num_clients, download.seed)
-            self.data.relabel(ids, lambda y: np.where(y >= 0, last - y, y))
-            self._flipped = True
+        if self.data.labels is self._labels:
+            return
+        last = self.data.num_classes - 1
+        ids = hostile(self.clients, self.num_clients, download.seed)
+        self.data.relabel(ids, lambda y: np.where(y >= 0, last - y, y))
+        self._labels = self.data.labels

@@ -115,12 +115,13 @@ class FederatedDataModule(LightningDataModule):
         self._tests: list[tuple[Tensor, Tensor]] = []
 
     def setup(self, stage: str | None = None) -> None:
-        """Loads and partitions the data, once.
+        """Loads and partitions the data, once. Later calls only give clients their own labels back.
 
         Raises Refusal if data and model do not match, or the partition is impossible;
         FileNotFoundError.
         """
         if self._tests:
+            self._set_labels(self._own_labels)
             return
         self.dataset = self._loaded()
         train, *tests = self._limited()
@@ -141,7 +142,7 @@ class FederatedDataModule(LightningDataModule):
         if self.standardize:
             (train, *tests), self.scaling = standardized([train, *tests], aside)
         train = self._with_noise(train, whole)
-        self.labels = train.y
+        self.labels = self._own_labels = train.y
         self.num_clients = self.partition.num_clients
         self.test_labels = tests[0].y
         self.num_test = len(tests[0])
@@ -281,13 +282,19 @@ class FederatedDataModule(LightningDataModule):
         return None if self.is_text else feature_distance(x.cpu().numpy(), self.partition)
 
     def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
-        """Changes the training labels of these clients from now on."""
-        self.labels = self.labels.copy()
+        """Changes the training labels of these clients until the next fit begins (``setup``)."""
+        labels = self.labels.copy()
         for client in clients.tolist():
             samples = self.client(client)
-            self.labels[samples] = relabelled(self.labels[samples])
+            labels[samples] = relabelled(labels[samples])
+        self._set_labels(labels)
+
+    def _set_labels(self, labels: np.ndarray) -> None:
+        if labels is self.labels:
+            return
+        self.labels = labels
         x, y = self._train
-        self._train = (x, torch.from_numpy(self.labels).to(y.device))
+        self._train = (x, torch.from_numpy(labels).to(y.device))
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
         """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or

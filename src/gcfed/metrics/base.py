@@ -3,6 +3,7 @@ how to take means over the cohort.
 """
 
 import csv
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any, ClassVar
 
 import numpy as np
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.federated.network.stack import ClientStack
@@ -33,6 +35,7 @@ from gcfed.utils.device import device_of
 from gcfed.utils.files import whole_lines, write_text
 from gcfed.utils.refusal import Refusal
 
+log = logging.getLogger(__name__)
 AT_ONCE = 500  # samples per forward pass
 
 
@@ -44,7 +47,8 @@ class ServerMetric(ServerPart):
 
     Args:
         every: rounds between two measurements. The last round is always measured, unless a callback
-            such as Lightning's Timer ends the run before it.
+            such as early stopping ends the run before it. A warning then names the last round that
+            was measured: one more round would change the run.
     """
 
     order = Order.MEASURES
@@ -113,6 +117,18 @@ class ServerMetric(ServerPart):
             _, num_processes = rank_and_world()
             self.seconds += float(round.sums[self].get("seconds", 0.0)) / num_processes
         row["time/train_s"] -= self.seconds
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        rounds = trainer.global_step
+        if rounds and not self.due(rounds - 1):
+            last = rounds - rounds % self.every
+            log.warning(
+                "metrics: %s did not measure round %d, with which the run has ended early. %s. Set"
+                " its every to 1",
+                self.title,
+                rounds,
+                f"Its last values are those of round {last}" if last else "It has no values",
+            )
 
     def params(self, start: Params) -> Params:
         """The parameters of a model, except for those that clients keep (FedPer, FedBN)."""
@@ -263,7 +279,10 @@ class RoundTable(ServerMetric):
 
     name: ClassVar[str]
     header: ClassVar[tuple[str, ...]]  # columns after ``round``
-    _started = False
+
+    def validate(self, setup: Setup) -> None:
+        super().validate(setup)
+        self._started = False  # whether this run has a table
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
         """Adds the lines of a round, given without the round's number."""

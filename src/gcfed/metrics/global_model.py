@@ -4,11 +4,11 @@ optimum.
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import torch
+from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
 
 from gcfed.federated.parallel.strategy import rank_and_world
@@ -90,7 +90,8 @@ class Classes(RoundTable):
         figures = {"worst": acc.min(), "mean": acc.mean(), "best": acc.max()}
         return {f"classes/{name}_acc": float(value) for name, value in figures.items()}
 
-    def on_train_end(self, *_: Any) -> None:
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        super().on_train_end(trainer, pl_module)
         self._draw()  # if the run ended early
 
     @property
