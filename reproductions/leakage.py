@@ -70,13 +70,15 @@ class Leakage(ServerMetric):
     needs = [class_logits]
 
     def validate(self, setup: Setup) -> None:
-        super().validate(setup)
         functional_network("it computes gradients with torch.func")(setup, "metrics=leakage")
         if not hasattr(setup.data.transform, "std") or setup.data.input_shape[0] not in (1, 3):
             raise Refusal(
                 "metrics=leakage recovers images of one or three channels, and the data are not"
                 " images."
             )
+
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self.solver = solver = copy.copy(setup.solver)
         solver.steps, solver.batch_size, solver.optimizer = (
             1,

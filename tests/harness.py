@@ -177,10 +177,12 @@ def make_setup(
     )
 
 
-def check_run(method, setup):
-    """The parts of a method check what they need."""
+def join_run(method, setup):
+    """The parts of a method check what they need, and take it."""
     for part in method.parts:
         part.check_run(setup)
+    for part in method.parts:
+        part.join_run(setup)
 
 
 def with_batch_norm():

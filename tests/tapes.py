@@ -46,7 +46,7 @@ class Twice(Spy):
     same: ClassVar[list[bool]] = []
     recorder = None  # one for the whole run, as each stream has one
 
-    def validate(self, setup):
+    def bind(self, setup):
         self.transport = setup.transport
 
     def on_broadcast(self, download, round):

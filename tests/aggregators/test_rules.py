@@ -264,6 +264,28 @@ def test_a_round_after_an_error_counts_no_upload_twice(name):
     assert torch.equal(weights(net), expected)
 
 
+class Counting(nn.Linear):
+    """Counts its calls, in a buffer that travels only because training changes it."""
+
+    def __init__(self):
+        super().__init__(2, 3)
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, x):
+        if self.training:
+            self.calls += 1
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("rule", [Krum(), NormClip(0.1)])
+def test_a_counter_that_the_probe_finds_is_no_step_of_an_optimizer(rule):
+    """It would outweigh all updates in the distances between clients."""
+    loop = FederatedLoop(sampler=Cohorts(10), solver=sgd(), aggregator=rule, rounds=1, seed=1)
+    data = random_federation(sizes=(4,) * 10, features=2, classes=3, dtype=torch.float32)
+    loop.bind([], data, FederatedModule(Counting(), PLAIN_SERVER))
+    assert rule.no_steps == {"calls"}
+
+
 @pytest.mark.parametrize(
     ("rule", "per_round", "message"),
     [

@@ -97,7 +97,7 @@ def test_a_mean_with_large_and_small_weights_is_accurate(weighting):
     sizes = np.array([1, 900, 3, 40, 7])
     data = random_federation(sizes=tuple(sizes))
     mean = MeanAggregator(weighting)
-    mean.validate(make_setup(make_net(dtype=torch.float32), data=data))
+    mean.bind(make_setup(make_net(dtype=torch.float32), data=data))
     name = next(iter(mean.narrow))
     sent = {
         name: torch.randn(5, 300, generator=g) * 1e-3,

@@ -57,7 +57,7 @@ def test_terms_of_27_magnitudes_have_one_sum_in_every_order_on_one_and_two_proce
 
 def mean_of_equal(mean, setup, largest, samples, **changes):
     """The mean of updates that are all ``largest``, from clients with these ``samples``."""
-    mean.validate(setup)
+    mean.bind(setup)
     name = next(iter(mean.narrow))
     round = replace(make_round({}), **changes)
     sent = {name: torch.full((len(samples), 1), largest)}
@@ -137,7 +137,7 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
         names=["w"],
     )
     mean = MeanAggregator("samples")
-    mean.validate(setup)
+    mean.bind(setup)
     delta = torch.tensor([[1e-5, 2e-6], [-3e-6, 1e-7]])
     for cohort, weights in (([0, 1], [1, 3]), ([0, 2], [1, 2**20]), ([0, 1], [1, 3])):
         upload = SimpleNamespace(

@@ -27,7 +27,7 @@ class Rehearses(Spy):
         self.compared = 0
         self.clients = []
 
-    def validate(self, setup):
+    def bind(self, setup):
         self.transport = setup.transport
         self.solver = sgd(epochs=3)
 
@@ -83,7 +83,7 @@ class Watches(Spy):
 
     order = Order.MEASURES
 
-    def validate(self, setup):
+    def bind(self, setup):
         self.transport = setup.transport
 
     def on_broadcast(self, download, round):

@@ -95,7 +95,7 @@ class Rehearses(Spy):
         self.before = before
         self.streams = set()  # on which it gets uploads
 
-    def validate(self, setup):
+    def bind(self, setup):
         self.transport = setup.transport
 
     def on_broadcast(self, download, round):

@@ -11,6 +11,7 @@ import pytest
 import torch
 from harness import (
     assert_near,
+    join_run,
     make_net,
     make_setup,
     random_federation,
@@ -93,7 +94,7 @@ def test_a_first_layer_of_global_gc_is_no_fact_for_other_parts():
     """Drift, clipping and robust rules still see the tensors before it."""
     setup = make_setup(net(), data=without_samples((1, 4, 4)))
     gc = GlobalGC("fc1")
-    gc.check_run(setup)
+    join_run(gc, setup)
     assert {*gc.axes_of} == {"fc1.weight", "fc2.weight"}
     assert setup.no_steps == set()
 
@@ -111,7 +112,7 @@ def net():
 
 def check_run(part, model=None):
     shape = model[0].weight.shape[1:] if model else (1, 4, 4)
-    part.check_run(make_setup(model or net(), data=without_samples(shape)))
+    join_run(part, make_setup(model or net(), data=without_samples(shape)))
 
 
 NAMES = [
@@ -207,11 +208,11 @@ STEM = [f"stem.parametrizations.weight.original{i}" for i in range(2)]
 def test_the_boundary_follows_the_order_of_the_forward_pass(kwargs, expected):
     method = GradientCentralization(**kwargs)
     setup = make_setup(Decoder(), data=random_federation())
-    method.local_gc.check_run(setup)
-    method.global_gc.check_run(setup)
+    join_run(method.local_gc, setup)
+    join_run(method.global_gc, setup)
     assert [*method.local_gc.axes_of] == expected
     later = GradientCentralization(local=False, server_boundary="body.conv").global_gc
-    later.check_run(setup)
+    join_run(later, setup)
     assert [*later.axes_of] == ["body.conv.weight", "head.weight"]
 
 

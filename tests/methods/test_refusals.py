@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from conftest import refuses
 from harness import (
     PLAIN_SERVER,
-    check_run,
+    join_run,
     make_net,
     make_setup,
     random_federation,
@@ -104,9 +104,9 @@ def test_a_method_accepts_and_refuses_settings(cls, tmp_path):
         )
         if name in REFUSED[cls].split():
             with refuses(rf"^{cls.__name__} .*{re.escape(message)}"):
-                check_run(method, setup)
+                join_run(method, setup)
         else:
-            check_run(method, setup)
+            join_run(method, setup)
 
 
 @pytest.mark.parametrize(
@@ -122,7 +122,7 @@ def test_shared_tensors_are_refused_for_a_reason_of_their_own(part, reason):
     weighted = MeanAggregator("samples")
     setup = make_setup(NET, data=random_federation(), aggregator=weighted, methods=[part])
     with refuses(reason):
-        check_run(part, setup)
+        join_run(part, setup)
 
 
 @pytest.mark.parametrize("cls", [FedDecorr, Moon])
@@ -141,10 +141,10 @@ def test_two_calls_of_a_network_per_step_are_refused_if_it_counts_them():
         ResNetCIFAR(input_shape=(3, 8, 8), num_classes=4, depth=8, norm=n)
         for n in ("batch", "group")
     )
-    FedMLB().check_run(make_setup(batch, methods=[FedMLB()]))
-    FedMLB().check_run(make_setup(group, methods=[FedMLB(), Moon()]))
+    join_run(FedMLB(), make_setup(batch, methods=[FedMLB()]))
+    join_run(FedMLB(), make_setup(group, methods=[FedMLB(), Moon()]))
     with refuses(r"FedMLB and Moon call model=ResNetCIFAR twice a step"):
-        FedMLB().check_run(make_setup(batch, methods=[FedMLB(), Moon()]))
+        join_run(FedMLB(), make_setup(batch, methods=[FedMLB(), Moon()]))
 
 
 def test_a_loss_that_is_infinite_for_missing_classes_is_refused():
@@ -153,6 +153,6 @@ def test_a_loss_that_is_infinite_for_missing_classes_is_refused():
             return F.cross_entropy(outputs, y, reduction="none", label_smoothing=0.1)
 
     run = {"data": random_federation(), "task": Smoothed()}
-    FedLC(tau=0.0).check_run(make_setup(NET, **run))
+    join_run(FedLC(tau=0.0), make_setup(NET, **run))
     with refuses(r"^FedLC .*task=Smoothed is then infinite"):
-        FedLC().check_run(make_setup(NET, **run))
+        join_run(FedLC(), make_setup(NET, **run))

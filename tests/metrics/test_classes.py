@@ -80,7 +80,7 @@ def test_padding_and_classes_without_samples_do_not_count(tmp_path):
     data = SimpleNamespace(num_classes=4, dataset=dataset)
     metric = Classes(str(tmp_path), figures=False)
     round = make_round(travelling_state(net))
-    metric.validate(make_setup(net, data=data))
+    metric.bind(make_setup(net, data=data))
     logits = torch.randn(6, 5, 4, generator=g)
     y = torch.randint(3, (6, 5), generator=g)
     y[torch.rand(6, 5, generator=g) < 0.4] = -100

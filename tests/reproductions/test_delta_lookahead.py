@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 import torch
-from harness import assert_near, make_net, make_setup, sgd, train_rounds, weights
+from harness import assert_near, join_run, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD
 
@@ -34,4 +34,4 @@ def test_it_equals_the_plain_loop(federation, k):
 def test_a_server_with_momentum_is_refused():
     setup = make_setup(make_net(), server=partial(SGD, lr=1.0, momentum=0.85))
     with pytest.raises(ValueError, match=r"needs server\.momentum=0\.0, not 0\.85: .* θ ← θ \+ Δ"):
-        DeltaLookAhead().check_run(setup)
+        join_run(DeltaLookAhead(), setup)

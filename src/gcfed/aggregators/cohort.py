@@ -35,7 +35,7 @@ class CohortRule(Aggregator):
         """
         raise NotImplementedError
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.no_steps = setup.no_steps
 
     def new_sum(self, round: Round) -> "CohortTable":
@@ -128,7 +128,6 @@ class BoundedRule(CohortRule):
 
     def validate(self, setup: Setup) -> None:
         """Raises Refusal if a full cohort could not tolerate f hostile clients."""
-        super().validate(setup)
         f = self.wanted(setup.cohort_size)
         cohort = setup.cohort_size
         name = type(self).__name__

@@ -34,7 +34,7 @@ class MeanAggregator(Aggregator):
         # the clients' numbers of samples; None if the server does not know them
         self._sizes: Callable[[np.ndarray], np.ndarray] | None = None
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self._room = 2.0 ** -max(0, setup.most_clients.bit_length() - TERMS)
         if self.weighting == "samples":
             if setup.transport.own_data:

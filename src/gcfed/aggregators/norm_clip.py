@@ -44,7 +44,7 @@ class NormClip(Aggregator):
         self.max_norm = max_norm
         self.no_steps: Set[str] = frozenset()
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.no_steps = setup.no_steps
 
     def new_sum(self, round: Round) -> "ClippedSum":

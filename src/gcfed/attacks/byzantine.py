@@ -46,13 +46,16 @@ class Attack(ClientPart, ServerPart):
     clients: Share = 0.2
 
     def validate(self, setup: Setup) -> None:
-        self.num_clients = setup.data.num_clients
-        if self.clients and not len(hostile(self.clients, self.num_clients, 0)):
+        num_clients = setup.data.num_clients
+        if self.clients and not len(hostile(self.clients, num_clients, 0)):
             log.warning(
                 "attack.clients=%s of %d clients is nobody: raise it.",
                 self.clients,
-                self.num_clients,
+                num_clients,
             )
+
+    def bind(self, setup: Setup) -> None:
+        self.num_clients = setup.data.num_clients
 
     def is_hostile(self, clients: np.ndarray, seed: int) -> np.ndarray:
         """Which of these clients, ``[K]``, are hostile."""
@@ -127,8 +130,8 @@ class LabelFlip(Attack):
 
     needs = [class_logits]
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self.data = setup.data
         self._labels: np.ndarray | None = None  # of all clients, after the attack
 

@@ -100,7 +100,7 @@ class LocalGC(ClientPart):
         if rounds is not None:
             self.recordable = "stack"
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         trained = set(setup.names)
         names = [name for name in setup.forward_order.names if name in trained]
         chosen = self._before_borderline(setup, names)
@@ -161,6 +161,10 @@ class GlobalGC(ServerPart):
         self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
 
     def validate(self, setup: Setup) -> None:
+        if self.lora and not isinstance(setup.server_optimizer, SGD):
+            raise Refusal("gc.lora=centre_a needs server=sgd: other optimizers move the mean of A.")
+
+    def bind(self, setup: Setup) -> None:
         order = setup.forward_order
         excluded = set(setup.no_steps)  # entries that clients keep are only averaged
         if self.boundary is not None:
@@ -168,10 +172,6 @@ class GlobalGC(ServerPart):
         names = [name for name in order.names if name not in excluded]
         if self.lora:
             names = _with_a(setup, order.names, names)
-            if not isinstance(setup.server_optimizer, SGD):
-                raise Refusal(
-                    "gc.lora=centre_a needs server=sgd: other optimizers move the mean of A."
-                )
         self.groups = order.groups
         self.axes_of = _axes(setup, names, self.min_axes)
         if not self.axes_of:

@@ -57,7 +57,7 @@ class ServerMetric(ServerPart):
     def __init__(self, every: Count = 1) -> None:
         self.every = every
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.rounds = setup.rounds
         self.data = setup.data
         kept = setup.no_steps

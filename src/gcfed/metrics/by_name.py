@@ -37,7 +37,7 @@ class ByName(OwnNumbers):
             for classes are ``auroc``, ``f1``, ``calibration_error`` and ``cohen_kappa``, for
             numbers ``r2`` and ``mean_absolute_error``.
 
-    Raises Refusal at ``validate`` for a name that gives no number for the task's labels.
+    Raises Refusal at ``bind`` for a name that gives no number for the task's labels.
     """
 
     @checked
@@ -52,8 +52,8 @@ class ByName(OwnNumbers):
             columns += [f"{model}{name}" for name in self.chosen]
         return columns
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         classes = self.data.num_classes if setup.module.task.has_classes else None
         self.metrics = {name: make(name, classes) for name in self.chosen}
         self.numbers = ()

@@ -33,8 +33,8 @@ class GCShare(OwnNumbers):
     every: Count = 10
     writes = ("gc/share_gradient/*", "gc/share_update/*", "gc/share_model/*")
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self.weights = weights_of(setup, setup.names)
         self.numbers = tuple(f"gc/share_gradient/{name}" for name in self.weights)
 

@@ -46,8 +46,8 @@ class Classes(RoundTable):
     needs = [class_logits]
     writes = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         # [C² + 1]: entry class · C + prediction counts samples, the last one padding
         self._counts: Tensor | None = None
         self._last: tuple[Round, np.ndarray] | None = None
@@ -128,40 +128,28 @@ class RelativeError(ServerMetric):
     writes = ("test/relative_error",)
 
     def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        self.data.setup()
-        self.network = dict(self.module.net.named_parameters())
-        optimum = self.data.dataset.optimum
+        data = setup.data
+        data.setup()
+        optimum = data.dataset.optimum
         if optimum is None:
             raise Refusal(
-                f"metrics=relative_error needs a known optimum, and data={self.data.dataset.name}"
+                f"metrics=relative_error needs a known optimum, and data={data.dataset.name}"
                 " has none: take data=matrix_regression."
             )
-        self._refuse_other_samples(setup)
-        shapes = {name: tuple(param.shape) for name, param in self.network.items()}
+        _refuse_other_samples(setup)
+        network = setup.module.net.named_parameters()
+        shapes = {name: tuple(param.shape) for name, param in network}
         if shapes != {name: value.shape for name, value in optimum.items()}:
             raise Refusal(
                 "metrics=relative_error knows the optimum of other parameters,"
                 f" {', '.join(optimum)}: take model=linear."
             )
-        self._optimum = {name: torch.from_numpy(value) for name, value in optimum.items()}
 
-    def _refuse_other_samples(self, setup: Setup) -> None:
-        """Raises Refusal if clients do not train all samples, unchanged, with equal weights."""
-        for key in ("limit_train", "validation", "client_test", "standardize", "feature_noise"):
-            if getattr(self.data, key):
-                raise Refusal(
-                    f"metrics=relative_error knows the optimum of all samples: remove data.{key}."
-                )
-        sizes = self.data.partition.sizes
-        is_uniform = getattr(setup.aggregator, "weighting", "uniform") == "uniform"
-        has_all = sizes.sum() >= len(self.data.labels)
-        if not has_all or (is_uniform and sizes.min() < sizes.max()):
-            raise Refusal(
-                "metrics=relative_error knows the optimum of all samples with equal weights: take"
-                " partition=natural with all groups, or aggregator=weighted_mean for clients of"
-                " several sizes."
-            )
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
+        self.network = dict(self.module.net.named_parameters())
+        optimum = self.data.dataset.optimum
+        self._optimum = {name: torch.from_numpy(value) for name, value in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:
         gaps = []
@@ -173,3 +161,22 @@ class RelativeError(ServerMetric):
             optima.append(optimum.flatten())
         error = torch.cat(gaps).norm() / torch.cat(optima).norm()
         return {"test/relative_error": error.item()}
+
+
+def _refuse_other_samples(setup: Setup) -> None:
+    """Raises Refusal if clients do not train all samples, unchanged, with equal weights."""
+    data = setup.data
+    for key in ("limit_train", "validation", "client_test", "standardize", "feature_noise"):
+        if getattr(data, key):
+            raise Refusal(
+                f"metrics=relative_error knows the optimum of all samples: remove data.{key}."
+            )
+    sizes = data.partition.sizes
+    is_uniform = getattr(setup.aggregator, "weighting", "uniform") == "uniform"
+    has_all = sizes.sum() >= len(data.labels)
+    if not has_all or (is_uniform and sizes.min() < sizes.max()):
+        raise Refusal(
+            "metrics=relative_error knows the optimum of all samples with equal weights: take"
+            " partition=natural with all groups, or aggregator=weighted_mean for clients of"
+            " several sizes."
+        )

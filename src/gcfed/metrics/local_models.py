@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from gcfed.data.datamodule import FederatedDataModule
 from gcfed.federated.network.tap import Tap
 from gcfed.federated.parts import ClientStack, Download, Fact, Params, Received, Setup
 from gcfed.methods.requirements import class_logits, has_function
@@ -64,6 +65,14 @@ class Clients(OwnNumbers):
         return torch.where(sums.isfinite().all(), sums / labels, torch.nan)
 
 
+def _has_tests(data: FederatedDataModule) -> bool:
+    """Whether any client has a sample in its test split."""
+    tests = data.tests_of_clients
+    if tests is None:
+        return False
+    return any(len(tests.client(client)) for client in range(data.num_clients))
+
+
 class Personal(Clients):
     """Accuracy of the global model and of each client's own model on its own test split:
     ``personal/*``.
@@ -90,20 +99,15 @@ class Personal(Clients):
     )
 
     def validate(self, setup: Setup) -> None:
-        super().validate(setup)
-        if getattr(self.data, "client_test", None) is None:
+        if getattr(setup.data, "client_test", None) is None:
             raise Refusal(
                 "metrics=personal tests clients on their own test splits: set data.client_test=0.2."
             )
-        if not setup.transport.remote and not self._has_tests():
+        if not setup.transport.remote and not _has_tests(setup.data):
             raise Refusal(
-                f"metrics=personal: data.client_test={self.data.client_test} leaves no client a"
+                f"metrics=personal: data.client_test={setup.data.client_test} leaves no client a"
                 " test sample. Set a larger share, such as data.client_test=0.5."
             )
-
-    def _has_tests(self) -> bool:
-        """Whether any client has a sample in its test split."""
-        return any(len(self.samples(client)) for client in range(self.data.num_clients))
 
     def samples(self, client: int) -> np.ndarray:
         assert self.data.tests_of_clients is not None
@@ -229,12 +233,15 @@ class CKA(OwnNumbers):
     writes = ("cka/*",)
 
     def validate(self, setup: Setup) -> None:
-        super().validate(setup)
         net: Any = setup.module.net
         if not has_function(net, "stages"):
             raise Refusal(
                 f"metrics=cka needs a network with stages(), and {type(net).__name__} has none."
             )
+
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
+        net: Any = setup.module.net
         self.numbers = tuple(f"cka/{stage}" for stage in net.stages())
 
     def compare(self, stack: ClientStack, download: Download) -> None:

@@ -79,8 +79,8 @@ class Updates(RoundTable, OwnNumbers):
     header = ("client", "tensor", "norm", "removed")
     writes = ()
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self.weights = weights_of(setup, self.names)
         numbers = []
         for name in self.weights:
@@ -208,8 +208,8 @@ class Coherence(ClientMetric):
 
     writes = ("gc/rho/*",)
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self.weights = weights_of(setup, self.names)
 
     def zeros(self, round: Round) -> Params:
@@ -346,8 +346,8 @@ class Gap(ServerMetric):
     facts = {Fact.REHEARSES}
     writes = ("gap/l2", "gap/relative", "gap/cosine")
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         weighting: Any = getattr(setup.aggregator, "weighting", "uniform")
         self.aggregator = MeanAggregator(weighting)
 

@@ -13,6 +13,7 @@ from harness import (
     ArrayData,
     Sizes,
     assert_near,
+    join_run,
     make_download,
     make_net,
     make_received,
@@ -248,7 +249,7 @@ def test_opposite_gradients_have_a_solution_without_a_margin():
 def test_if_no_update_satisfies_all_the_mean_is_applied_and_counted():
     part = server_of(FedGC(cgc=False))
     net = nn.Linear(3, 1, bias=False).double()
-    part.check_run(make_setup(net))
+    join_run(part, make_setup(net))
     start = {"weight": torch.zeros(1, 3).double()}
     delta = {"weight": torch.tensor([[[0.5, 0.3, 0.0]], [[-0.5, -0.3, 0.0]]]).double()}
     upload = make_upload(delta, np.array([1, 3]))

@@ -5,7 +5,7 @@ from functools import partial
 import pytest
 import torch
 from conftest import refuses
-from harness import Sizes, assert_near, make_net, make_setup, sgd, train_rounds, weights
+from harness import Sizes, assert_near, join_run, make_net, make_setup, sgd, train_rounds, weights
 from plain_reference import batches, cohort, local_sgd
 from torch.optim import SGD, Adam
 
@@ -64,7 +64,7 @@ def test_fedacg_equals_algorithm_1(federation):
 )
 def test_servers_with_another_step_are_refused_by_name(make, words):
     with refuses(words):
-        LookAhead().check_run(make_setup(make_net(), server=make))
+        join_run(LookAhead(), make_setup(make_net(), server=make))
 
 
 def test_a_method_that_is_listed_twice_is_refused_by_name():

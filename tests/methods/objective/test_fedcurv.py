@@ -7,8 +7,8 @@ import pytest
 import torch
 from harness import (
     assert_near,
-    check_run,
     client_of,
+    join_run,
     make_net,
     make_setup,
     random_federation,
@@ -83,7 +83,7 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
     found = []
     for chunk in (1, 4):
         method = client_of(FedCurv(chunk=chunk))
-        check_run(method, make_setup(net, data=data))
+        join_run(method, make_setup(net, data=data))
         clients = np.array([1, 0])
         stack = ClientStack(
             net, StackStart(travelling_state(net), clients, data.sizes(clients), np.ones(2))
@@ -109,4 +109,4 @@ def test_fisher_information_with_frozen_layers_dropout_and_padding(sequences):
 
 def test_recurrent_networks_are_refused():
     with pytest.raises(ValueError, match=r"methods\.fedcurv .* recurrent layers"):
-        check_run(FedCurv(), make_setup(nn.Sequential(nn.LSTM(6, 4))))
+        join_run(FedCurv(), make_setup(nn.Sequential(nn.LSTM(6, 4))))

@@ -6,7 +6,7 @@ They use the client's layers first, then the broadcast layers.
 import pytest
 import torch
 import torch.nn.functional as F
-from harness import make_setup
+from harness import join_run, make_setup
 from plain_clients import check, federation, layers
 
 from gcfed.methods.objective.fedmlb import FedMLB
@@ -35,4 +35,4 @@ def test_rounds_equal_an_independent_loop(sequences):
 
 def test_a_network_of_one_stage_is_refused():
     with pytest.raises(ValueError, match=r"methods\.fedmlb needs two stages; model=MLP has one"):
-        FedMLB().check_run(make_setup(MLP(input_shape=(6,), num_classes=4, hidden=())))
+        join_run(FedMLB(), make_setup(MLP(input_shape=(6,), num_classes=4, hidden=())))

@@ -3,7 +3,7 @@
 import pytest
 import torch
 from conftest import refuses
-from harness import assert_near, make_net, make_setup, plan_of, sgd, train_rounds, weights
+from harness import assert_near, join_run, make_net, make_setup, plan_of, sgd, train_rounds, weights
 from plain_reference import batches, cohort, gradient, loss_at, tensors
 from torch import nn
 from torch.func import functional_call
@@ -85,6 +85,6 @@ def test_it_equals_the_plain_loop(federation, gamma, beta, pseudo, perturbed):
 def test_impossible_settings_are_refused():
     words = nn.Sequential(nn.Embedding(9, 4), nn.Linear(4, 2))
     with refuses(r"methods\.fedreg .* tokens have none"):
-        FedReg().check_run(make_setup(words))
+        join_run(FedReg(), make_setup(words))
     with refuses("FedReg and Sam both move the weights"):
         validate_parts(make_setup(make_net(), methods=[FedReg(), Sam()]))

@@ -15,6 +15,7 @@ from conftest import needs, read_rows
 from harness import (
     assert_near,
     final_weights,
+    join_run,
     make_net,
     make_setup,
     random_federation,
@@ -160,7 +161,7 @@ def test_the_factor_that_is_not_trained_does_not_move():
 
 def test_the_copy_that_peft_keeps_of_a_trained_module_does_not_move_the_borderline():
     gc = GradientCentralization(boundary="2").local_gc
-    gc.validate(make_setup(adapted(), methods=[gc], data=random_federation()))
+    join_run(gc, make_setup(adapted(), methods=[gc], data=random_federation()))
     assert [*gc.axes_of] == ["0.lora_A.default.weight", "0.lora_B.default.weight"]
 
 

@@ -15,8 +15,8 @@ import pytest
 import torch
 from conftest import TWO, needs, read_rows, refuses
 from harness import (
-    check_run,
     final_weights,
+    join_run,
     make_net,
     make_received,
     make_setup,
@@ -190,7 +190,7 @@ def epsilon_of(sigma, q, rounds, delta, tight=True):
 def accounted(rounds, clients, per_round, **settings):
     method = ClientDP(**settings)
     data = random_federation(sizes=(1,) * clients)
-    check_run(
+    join_run(
         method,
         make_setup(make_net(), methods=[method], data=data, rounds=rounds, cohort_of=per_round),
     )
@@ -298,7 +298,7 @@ def test_the_noise_has_the_stated_deviation_and_global_gc_removes_one_direction_
     noise = ClientDP(0.3, noise_multiplier=1.7).parts[1]
     gc = GlobalGC()
     setup = make_setup(net, methods=[noise, gc], data=random_federation(features=20))
-    gc.validate(setup)
+    gc.bind(setup)
     noise.expected = 8
     noise.trained_names = setup.names
     for seed in range(runs):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from harness import assert_near, bytes_per_client, make_download, make_setup, make_upload
+from harness import assert_near, bytes_per_client, join_run, make_download, make_setup, make_upload
 from torch import nn
 
 from gcfed.methods.upload.quantization import Quantization, quantize_
@@ -93,7 +93,7 @@ def quantization(bits):
     """The method for a network with the parameters w and b."""
     method = Quantization(bits)
     net = nn.ParameterDict({"w": nn.Parameter(torch.zeros(1)), "b": nn.Parameter(torch.zeros(1))})
-    method.check_run(make_setup(net))
+    join_run(method, make_setup(net))
     return method
 
 

@@ -156,11 +156,13 @@ def bind_run(
         rounds=settings.rounds,
         transport=transport,
     )
-    settings.aggregator.validate(setup)
     with blamed(module.net, module.task, "before the first round"):
         set_traits(module, data, settings.solver.stack)
         _check_traits(setup)
         validate_parts(setup)
+        setup.aggregator.bind(setup)
+        for part in setup.parts:
+            part.join_run(setup)
     run = BoundRun(
         settings=settings,
         simulation=simulation,

@@ -91,7 +91,7 @@ class Part(Callback):
             does not inherit it.
         result: the column of ``metrics.csv`` by which the method is judged, such as
             ``personal/local_acc``; empty for the test of the global model.
-        trained_names: the parameters that are trained, in order; known in ``validate``.
+        trained_names: the parameters that are trained, in order; known in ``bind``.
     """
 
     order = Order.CORRECTS
@@ -121,19 +121,32 @@ class Part(Callback):
 
         Raises Refusal with the key if the part cannot work in it.
         """
-        self.trained_names = setup.names
         for need in self.needs:
             need(setup, self.title)
+        self.validate(setup)
+
+    def join_run(self, setup: Setup) -> None:
+        """Takes what the part and the engine need of the run, after the checks of all parts."""
+        self.trained_names = setup.names
         self.stores = setup.stores
         self.stores.names |= self.keeps.keys()
-        self.validate(setup)
+        self.bind(setup)
 
     def personal_tensors(self, setup: Setup) -> Iterable[str]:
         """Names of the tensors that each client keeps instead of the broadcast ones."""
         return ()
 
     def validate(self, setup: Setup) -> None:
-        """Further checks of a part, called by :meth:`check_run`. Raises Refusal in the same way."""
+        """Further checks of a part, called by :meth:`check_run`. Raises Refusal in the same way.
+
+        It changes nothing.
+        """
+
+    def bind(self, setup: Setup) -> None:
+        """Takes what the part's hooks need of the run, called by :meth:`join_run`.
+
+        May raise Refusal, too.
+        """
 
 
 class Accumulator(ABC):
@@ -169,10 +182,13 @@ class Aggregator(ABC):
     limit: float = LIMIT
 
     def validate(self, setup: Setup) -> None:  # noqa: B027 (an aggregator may need no setup)
-        """Gets the run's setup before the first round.
+        """Checks the run before the first round.
 
         Raises Refusal if the rule cannot work in it, such as with a cohort that is too small.
         """
+
+    def bind(self, setup: Setup) -> None:  # noqa: B027
+        """Takes what the rule needs of the run, after all checks."""
 
     @abstractmethod
     def new_sum(self, round: Round) -> Accumulator:

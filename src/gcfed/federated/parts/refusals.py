@@ -137,6 +137,7 @@ def check_aggregator(aggregator: object) -> None:
 
 def validate_parts(setup: Setup) -> None:
     """Raises Refusal for parts that cannot work together, with the config key and the reason."""
+    setup.aggregator.validate(setup)
     _check_states(setup.parts)
     _check_facts(setup.parts)
     _check_movers(setup.parts)

@@ -98,7 +98,7 @@ class ClientConstraint(ClientPart):
         self.layerwise = layerwise
         self.cgc = cgc
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.lr = setup.solver.lr
         units: dict[str, list[str]] = {}
         for name in self.trained_names:
@@ -143,6 +143,8 @@ class ServerConstraint(ServerPart):
         if self.sgc:
             need = mean_aggregator("every client's update is one of its constraints")
             need(setup, f"{self.title} with methods.fedgc.sgc=true")
+
+    def bind(self, setup: Setup) -> None:
         self.may_miss = setup.transport.remote
 
     def on_broadcast(self, download: Download, round: Round) -> None:

@@ -62,7 +62,7 @@ class ControlVariates(ClientPart):
     def __init__(self, momentum_correction: bool) -> None:
         self.momentum_correction = momentum_correction
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.count = step_counter(setup.local_optimizer)
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:

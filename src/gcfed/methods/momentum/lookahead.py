@@ -60,6 +60,8 @@ class LookAhead(ServerPart):
                     f"methods.lookahead with momentum={self.momentum} needs server.{key}={value},"
                     f" not {present}: the server's step must be θ ← {self.step}."
                 )
+
+    def bind(self, setup: Setup) -> None:
         parameters = setup.module.net.named_parameters()
         self._params = {name: p for name, p in parameters if p.requires_grad}
 

@@ -89,6 +89,8 @@ class CurvaturePenalty(ClientPart):
                 "methods.fedcurv takes gradients by sample, which recurrent layers lack: use"
                 " another net."
             )
+
+    def bind(self, setup: Setup) -> None:
         self.data = setup.data
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:

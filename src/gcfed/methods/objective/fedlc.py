@@ -34,7 +34,6 @@ class FedLC(ClientPart):
         self.exponent = exponent
 
     def validate(self, setup: Setup) -> None:
-        self._data = setup.data
         absent = torch.zeros(1, setup.data.num_classes).index_fill_(
             1, torch.tensor([1]), -torch.inf
         )
@@ -45,6 +44,9 @@ class FedLC(ClientPart):
             )
             does = f"{self.title} removes classes that a client lacks from the softmax"
             raise Refusal(f"{does}, and the loss of {task}: use the cross-entropy.")
+
+    def bind(self, setup: Setup) -> None:
+        self._data = setup.data
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:
         counts = torch.from_numpy(self._data.class_counts(stack.clients)).double()

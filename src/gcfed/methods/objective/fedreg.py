@@ -85,6 +85,8 @@ class FedReg(ClientPart):
                 "methods.fedreg needs gradients of the inputs, and tokens have none: use image"
                 " data."
             )
+
+    def bind(self, setup: Setup) -> None:
         self.data = setup.data
         self.solver = setup.solver
 

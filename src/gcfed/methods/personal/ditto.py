@@ -52,7 +52,7 @@ class SecondModel(ClientPart):
         )
     }
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:

@@ -50,6 +50,8 @@ class LocalNorm(ClientPart):
                     f"{self.title} does not combine with {part.title}, which compares a client with"
                     " the broadcast model: clients start from other values."
                 )
+
+    def bind(self, setup: Setup) -> None:
         self.kept = [name for name in self.personal_tensors(setup) if name in setup.module.travels]
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:

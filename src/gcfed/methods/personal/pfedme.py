@@ -60,6 +60,8 @@ class PFedMe(Proximal):
                 f"{self.title} needs client.clip_norm=null, which would bound one inner step of"
                 " each K."
             )
+
+    def bind(self, setup: Setup) -> None:
         self.module = setup.module
         self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 

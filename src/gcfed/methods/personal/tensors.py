@@ -114,6 +114,8 @@ class Withheld(ServerPart):
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."
             )
+
+    def bind(self, setup: Setup) -> None:
         params = setup.module.net.state_dict()
         self.kept = {name: params[name].shape for name in self.personal_tensors(setup)}
 

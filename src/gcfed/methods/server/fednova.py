@@ -33,7 +33,7 @@ class FedNova(ServerPart):
         uniform_weights("τ̄ is the plain mean over clients"),
     ]
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.count = step_counter(setup.local_optimizer)
 
     def sums(self, round: Round) -> Params:

@@ -117,7 +117,7 @@ class MeanProduct(ServerPart):
         mean_aggregator("it averages the products", uniform=True),
     ]
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self.pairs = {
             name: name.replace(FACTOR_A, FACTOR_B)
             for name in self.trained_names

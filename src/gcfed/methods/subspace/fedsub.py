@@ -65,8 +65,8 @@ class Duals(SubspaceClient):
         )
     }
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self._num_steps = setup.solver.num_steps
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Params:

@@ -135,13 +135,16 @@ class SubspaceClient(ClientPart):
         self.spaces = spaces
 
     def validate(self, setup: Setup) -> None:
-        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
-        if self.weight_decay and setup.solver.clip_norm is not None:
+        weight_decay = setup.local_optimizer.defaults["weight_decay"]
+        if weight_decay and setup.solver.clip_norm is not None:
             raise Refusal(
                 f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its"
                 " subspace: weight decay is added after clipping. Set"
                 " client.optimizer.weight_decay=0."
             )
+
+    def bind(self, setup: Setup) -> None:
+        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
 
     def on_download(self, download: Download) -> None:
         self.space = self.spaces.space(

@@ -104,10 +104,12 @@ class Noise(ServerPart):
         self.max_norm = max_norm
         self.epsilon = epsilon
         self.delta = delta
-        self.sigma: float = sigma  # type: ignore[assignment]  # None until ``validate``
+        self.sigma: float = sigma  # type: ignore[assignment]  # None until ``bind``
 
     def validate(self, setup: Setup) -> None:
         check_assumptions(setup, self.title)
+
+    def bind(self, setup: Setup) -> None:
         self.expected = setup.sampler.per_round
         self.rounds = setup.rounds
         try:

@@ -54,7 +54,7 @@ class ClipUpdate(Method):
 class Clip(ClientPart):
     order = Order.SHORTENS
 
-    def validate(self, setup: Setup) -> None:
+    def bind(self, setup: Setup) -> None:
         self._no_steps = setup.no_steps
 
     def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
