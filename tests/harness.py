@@ -20,7 +20,6 @@ from gcfed.aggregators.mean import MeanAggregator
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.engine.simulation import Simulation
-from gcfed.federated.engine.wire import Wire
 from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack, StackStart
@@ -37,6 +36,7 @@ from gcfed.participation.faults import Faults
 from gcfed.participation.schedule import Sampler
 from gcfed.tasks import CLASSIFICATION
 from gcfed.utils.resolvers import ROOT
+from gcfed.wire import Wire
 
 ALL = sorted({path.stem for path in (ROOT / "configs/algorithm").glob("*.yaml")} - {"gcfed"})
 ALGORITHMS = [name for name in ALL if name != "fedzmg"]  # FedAvg with gc=local
@@ -196,8 +196,8 @@ class BesideSimulation(Wire):
     Each side has its own states.
     """
 
-    def __init__(self, simulation, cfg, assemble):
-        super().__init__(simulation, cfg, assemble)
+    def __init__(self, simulation, cfg):
+        super().__init__(simulation, cfg)
         self.simulation = simulation
 
     def start(self):

@@ -19,7 +19,7 @@ FLOORS = (
     {"aggregators", "methods"},
     {"attacks", "metrics"},
     {"callbacks", "checkpoints", "loggers"},
-    {"assemble", "check"},
+    {"assemble", "check", "wire"},
     {"reporting"},
     {"run"},
     {"jobs", "project", "search"},

@@ -15,13 +15,11 @@ import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed import __version__
-from gcfed.assemble import assemble
 from gcfed.checkpoints.record import fingerprint
 from gcfed.data.base import FederatedDataset
 from gcfed.data.datamodule import FederatedDataModule
 from gcfed.data.partition import Partition, Partitioner
 from gcfed.data.sets.own import arrays as read_arrays
-from gcfed.federated.engine.wire import ClientEnd
 from gcfed.federated.protocol.checks import refuse_other
 from gcfed.federated.protocol.messages import Download
 from gcfed.federated.protocol.packing import pack, unpack_download
@@ -32,6 +30,7 @@ from gcfed.utils.checked import Count, Weight, Whole, checked, validated
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.home import expand_home
 from gcfed.utils.refusal import Refusal, message_of
+from gcfed.wire import ClientEnd
 from gcfed_sites.agreement import adopted, clients_config, frozen_checksum
 from gcfed_sites.answers import About
 
@@ -125,7 +124,7 @@ class Site:
             {*(share if settings.clients is None else settings.clients)}
         )
         folder = Path(settings.states or self.home / "states") / about["run"]
-        end = ClientEnd(self._config(settings, folder, about), assemble, settings.accelerator)
+        end = ClientEnd(self._config(settings, folder, about), settings.accelerator)
         end.stores.shared = True  # states are files, which this site's next process reads
         self._refuse_other_clients(end, about["num_clients"])
         self._refuse_long_rounds(end, settings.passes)

@@ -21,7 +21,6 @@ from pydantic import Field
 from gcfed import __version__
 from gcfed.assemble import fill_from_data
 from gcfed.federated.engine.simulation import Simulation
-from gcfed.federated.engine.wire import SeparateClients
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
 from gcfed.federated.protocol.packing import pack
@@ -31,6 +30,7 @@ from gcfed.folders.identity import digest, identity
 from gcfed.utils.checked import SMALLEST, Count, checked
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal
+from gcfed.wire import SeparateClients
 from gcfed_sites import answers
 from gcfed_sites.agreement import clients_config, frozen_checksum
 from gcfed_sites.answers import RESUME, About, Answer, Limits, RoundTask, counted_against

@@ -84,8 +84,8 @@ class AloneAndAsBytes(BesideSimulation):
     messages as bytes.
     """
 
-    def __init__(self, stacks, cfg, assemble):
-        super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}), assemble)
+    def __init__(self, stacks, cfg):
+        super().__init__(stacks, OmegaConf.merge(cfg, {"client": {"stack": 1}}))
 
     def fit(self, download, clients, receive, expected):
         uploads = []

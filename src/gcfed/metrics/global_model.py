@@ -129,7 +129,6 @@ class RelativeError(ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         data = setup.data
-        data.setup()
         optimum = data.dataset.optimum
         if optimum is None:
             raise Refusal(

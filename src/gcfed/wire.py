@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from gcfed.assemble import assemble
 from gcfed.federated.engine.simulation import ProgramTransport, Simulation
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, Params, Upload
@@ -33,19 +34,17 @@ class ClientEnd:
 
     Args:
         cfg: the config of the clients' side.
-        assemble: :func:`gcfed.assemble.assemble`, which this package may not import.
         accelerator, devices: as for Lightning's trainer; one device.
     """
 
-    def __init__(
-        self, cfg: DictConfig, assemble: Callable[..., Any], accelerator: str, devices: Any = 1
-    ) -> None:
+    def __init__(self, cfg: DictConfig, accelerator: str, devices: Any = 1) -> None:
         torch.set_float32_matmul_precision(cfg.get("precision_matmul") or "highest")
-        run = assemble(cfg, clients_only=True)
-        self.simulation: Simulation = run.loop.run.simulation
-        self.module = run.module
-        self.data = run.data
-        self.stores = run.loop.run.stores
+        assembly = assemble(cfg, clients_only=True)
+        run = assembly.loop.run
+        self.simulation = run.simulation
+        self.stores = run.stores
+        self.module = assembly.module
+        self.data = assembly.data
         self.module.trainer = Trainer(
             accelerator=accelerator,
             devices=devices,
@@ -105,15 +104,14 @@ class SeparateClients(ProgramTransport):
 class Wire(SeparateClients):
     """Clients in this process. All messages become bytes.
 
-    Replaces a simulation. The other arguments are those of :class:`ClientEnd`.
+    Args:
+        simulation: which it replaces.
+        cfg: the run's config.
     """
 
-    def __init__(
-        self, simulation: Simulation, cfg: DictConfig, assemble: Callable[..., Any]
-    ) -> None:
+    def __init__(self, simulation: Simulation, cfg: DictConfig) -> None:
         super().__init__(simulation.program, simulation.stores)
         self.cfg = cfg
-        self.assemble = assemble
 
     def start(self) -> None:
         cfg: Any = OmegaConf.merge(
@@ -121,9 +119,8 @@ class Wire(SeparateClients):
         )
         device = self.program.module.device
         with isolate_rng(include_cuda=device.type == "cuda"):
-            self.end = ClientEnd(
-                cfg, self.assemble, device.type, 1 if device.index is None else [device.index]
-            )
+            devices = 1 if device.index is None else [device.index]
+            self.end = ClientEnd(cfg, device.type, devices)
         for part in self.end.simulation.program.parts:  # so that checkpoints contain their states
             part.stores = self.stores
 
