@@ -56,6 +56,8 @@ class Fact(StrEnum):
     EDITS_MEAN = "edits the mean"
     #: It compares a client's weights with the broadcast ones, so the client must start there.
     ANCHORS = "anchors"
+    #: It runs the broadcast model as a teacher, so that model must be complete.
+    TEACHES = "teaches with the broadcast model"
     #: It looks at all clients of the cohort at once, as colluding clients do.
     SEES_COHORT = "sees the cohort"
     #: Its server steps in every round, because a step must not reveal whether a client answered.

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output, Setup
+from gcfed.federated.parts import Batch, ClientPart, ClientStack, Fact, Output, Setup
 from gcfed.methods.requirements import class_logits, network_functions, teacher
 from gcfed.models.own import batch_norms
 from gcfed.utils.checked import Positive, Weight, checked
@@ -27,6 +27,7 @@ class FedMLB(ClientPart):
 
     recordable = "run"
     reads = {"stages"}
+    facts = {Fact.TEACHES}
     needs = [class_logits, network_functions("stages"), teacher]
 
     def __init__(self, ce: Weight = 1.0, kl: Weight = 1.0, tau: Positive = 1.0) -> None:

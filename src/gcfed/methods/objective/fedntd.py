@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from gcfed.federated.parts import Batch, ClientPart, ClientStack, Output, Setup
+from gcfed.federated.parts import Batch, ClientPart, ClientStack, Fact, Output, Setup
 from gcfed.methods.requirements import class_logits, teacher
 from gcfed.utils.checked import Positive, Weight, checked
 
@@ -27,6 +27,7 @@ class FedNTD(ClientPart):
     """
 
     recordable = "run"
+    facts = {Fact.TEACHES}
     needs = [class_logits, teacher]
 
     def __init__(self, beta: Weight = 1.0, tau: Positive = 1.0, ce_weight: Weight = 1.0) -> None:

@@ -66,7 +66,7 @@ class FedReg(ClientPart):
     """
 
     recordable = "stack"
-    facts = {Fact.ANCHORS}
+    facts = {Fact.ANCHORS, Fact.TEACHES}
     order = Order.MOVES_WEIGHTS
     needs = [class_logits, teacher, whole_batches("its pseudo data pass as whole batches")]
 

@@ -16,6 +16,7 @@ from gcfed.federated.parts import (
     ClientStack,
     ClientStates,
     Download,
+    Fact,
     KeptState,
     Output,
     Params,
@@ -42,6 +43,7 @@ class Moon(ClientPart):
 
     recordable = "stack"
     reads = {"features"}
+    facts = {Fact.TEACHES}
     needs = [network_functions("features", "head"), teacher]
     keeps = {
         "moon": KeptState(lambda part, download: download.broadcast_model, starts_at_model=True)

@@ -28,7 +28,7 @@ from gcfed.federated.parts import (
     Params,
     per_client,
 )
-from gcfed.methods.personal.tensors import Private, WithheldSide
+from gcfed.methods.personal.tensors import PrivateSide, WithheldSide
 from gcfed.utils.checked import Share, checked
 from gcfed.utils.device import device_of, on_device
 
@@ -47,7 +47,7 @@ class FedRep(Method):
         super().__init__(InTurn(head_share, head), WithheldSide("head", head))
 
 
-class InTurn(Private):
+class InTurn(PrivateSide):
     recordable = "run"
     order = Order.MOVES_WEIGHTS  # puts frozen tensors back
 

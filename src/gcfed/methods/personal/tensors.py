@@ -19,6 +19,7 @@ from torch import Tensor
 from gcfed.federated.parts import (
     ClientStates,
     Download,
+    Fact,
     Method,
     Params,
     Received,
@@ -28,8 +29,7 @@ from gcfed.federated.parts import (
     Upload,
 )
 from gcfed.methods.personal import OWN_MODELS
-from gcfed.methods.personal.local_norm import LocalNorm
-from gcfed.methods.requirements import teacher
+from gcfed.methods.personal.kept import KEPT, KeptTensors
 from gcfed.utils.checked import checked
 from gcfed.utils.refusal import Refusal
 
@@ -47,31 +47,35 @@ class Personal(Method):
     """
 
     def __init__(self, keep: Side = "head", head: Sequence[str] | None = None) -> None:
-        super().__init__(Private(keep, head), WithheldSide(keep, head))
+        super().__init__(PrivateSide(keep, head), WithheldSide(keep, head))
 
 
-class Private(LocalNorm):
+class Private(KeptTensors):
+    """Does not send the tensors that it keeps."""
+
     result = OWN_MODELS
-    keeps = {"personal": LocalNorm.keeps["batch_norm"]}
-    needs = []
-
-    def __init__(self, side: Side, head: Sequence[str] | None) -> None:
-        self.side = side
-        self.head = head
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        others = [part.title for part in setup.parts if teacher in part.needs]
+        others = [part.title for part in setup.parts if Fact.TEACHES in part.facts]
         if others:
             raise Refusal(
                 f"{self.title} does not combine with {others[0]}: no broadcast model is complete."
             )
 
-    def personal_tensors(self, setup: Setup) -> list[str]:
-        return tensors_of_side(setup, self.title, self.side, self.head)
-
     def send(self, upload: Upload, own: ClientStates, download: Download) -> None:
         withhold(upload, self.kept)
+
+
+class PrivateSide(Private):
+    keeps = {"personal": KEPT}
+
+    def __init__(self, side: Side, head: Sequence[str] | None) -> None:
+        self.side = side
+        self.head = head
+
+    def personal_tensors(self, setup: Setup) -> list[str]:
+        return tensors_of_side(setup, self.title, self.side, self.head)
 
 
 def tensors_of_side(setup: Setup, title: str, side: Side, head: Sequence[str] | None) -> list[str]:

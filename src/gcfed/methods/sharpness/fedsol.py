@@ -33,7 +33,7 @@ class FedSol(Sam):
     """
 
     recordable = "run"
-    facts = {Fact.ANCHORS}
+    facts = {Fact.ANCHORS, Fact.TEACHES}
     needs = [class_logits, teacher, whole_batches("its first pass takes all of a batch")]
 
     def __init__(

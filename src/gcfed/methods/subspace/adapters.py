@@ -30,7 +30,7 @@ from gcfed.federated.parts import (
     Upload,
     per_client,
 )
-from gcfed.methods.personal.local_norm import LocalNorm
+from gcfed.methods.personal.kept import KEPT
 from gcfed.methods.personal.tensors import Private, Withheld, withhold
 from gcfed.methods.requirements import mean_aggregator, plain_server
 from gcfed.models.adapters import FACTOR_A, FACTOR_B, factors
@@ -41,7 +41,7 @@ FIXED = (FACTOR_A, FACTOR_B)  # by RoLoRA in rounds 1, 3, … and in rounds 2, 4
 
 class PrivateB(Private):
     method = "model.lora.average=fedsa"
-    keeps = {"lora_b": LocalNorm.keeps["batch_norm"]}
+    keeps = {"lora_b": KEPT}
 
     def personal_tensors(self, setup: Setup) -> list[str]:
         return factors_b(setup)
@@ -154,5 +154,5 @@ class MeanProduct(ServerPart):
 AVERAGES: dict[str, Any] = {
     "alternate": lambda: [OneFactor(), OtherFactor()],
     "svd": lambda: [MeanProduct()],
-    "fedsa": lambda: [PrivateB("body", None), WithheldB()],
+    "fedsa": lambda: [PrivateB(), WithheldB()],
 }
