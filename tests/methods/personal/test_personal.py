@@ -301,8 +301,11 @@ def test_it_equals_the_plain_loop(case):
     ],
 )
 def test_combinations_with_another_result_are_refused(methods, message):
+    setup = make_setup(make_net(), methods=methods, data=random_federation())
     with refuses(message):
-        validate_parts(make_setup(make_net(), methods=methods, data=random_federation()))
+        validate_parts(setup)
+        for part in setup.parts:
+            part.join_run(setup)
 
 
 def test_the_head_is_the_last_module_with_a_weight():
