@@ -165,7 +165,7 @@ def compare(
     mixed = mixed_versions(map(read_run, folders.values()))  # of runs that were continued
     if mixed:
         log.warning("compare: %s.", mixed)
-    frames = {key: read_metrics(folders[key] / METRICS) for key in _sorted(folders)}
+    frames = {key: read_metrics(folders[key] / METRICS) for key in folders}
     return Comparison(pd.concat(frames, names=["method", "seed", "round"]), folders)
 
 
@@ -211,11 +211,6 @@ def _seeded(cfg: DictConfig, seed: int, folder: Path) -> DictConfig:
         if not (folder / CHECKPOINT).is_file():
             run.ckpt_path = None
     return run
-
-
-def _sorted(keys: Iterable[tuple[Name, int]]) -> list[tuple[Name, int]]:
-    """Numbers by size, then texts by letter: pandas looks up sorted rows faster."""
-    return sorted(keys, key=lambda key: (isinstance(key[0], str), *key))
 
 
 def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> pd.DataFrame:
@@ -355,7 +350,9 @@ class Comparison:
         table["seeds"] = found["n"]
         if baseline is not None and (found["pairs"] != found["n"]).any():
             table["pairs"] = found["pairs"]
-        diverged = [self._diverged(method) for method in numbers_of]
+        diverged = []
+        for method in numbers_of:
+            diverged.append(sum(run.state == DIVERGED for run in self._runs[method]))
         if any(diverged):
             table["diverged"] = diverged
         return table
@@ -371,10 +368,6 @@ class Comparison:
         for (method, _), folder in self.folders.items():
             runs.setdefault(method, []).append(read_run(folder))
         return runs
-
-    def _diverged(self, method: Name) -> int:
-        """How many runs of a method diverged."""
-        return sum(run.state == DIVERGED for run in self._runs[method])
 
     def _basis(self, column: str | None) -> _Basis:
         """The column by which methods are compared, these methods, and why others are left out.

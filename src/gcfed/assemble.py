@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import Checkpoint, ProgressBar
 from lightning.pytorch.loggers import Logger
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.callbacks.columns import check_monitors, columns_of_parts
+from gcfed.callbacks.columns import columns_of_parts
 from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.datamodule import DATASET, FederatedDataModule
@@ -113,8 +113,10 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     result = result_of(parts.methods)
     loop = parts.loop
     loop.bind(parts.in_order, data, module)
-    parts.checked_columns(
+    columns_of_parts(
+        loop,
         module.task,
+        parts.in_order,
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
     )
@@ -138,20 +140,6 @@ class _Parts:
         """All parts, in the order of their hooks."""
         return [self.loop, *self.methods, *self.metrics, *self.callbacks]
 
-    def checked_columns(
-        self, task: Task, *, has_validation: bool, has_client_tests: bool
-    ) -> RunColumns:
-        """What the run writes. Raises Refusal if a callback watches another column."""
-        written = columns_of_parts(
-            self.loop,
-            task,
-            self.in_order,
-            has_validation=has_validation,
-            has_client_tests=has_client_tests,
-        )
-        check_monitors(self.callbacks, written)
-        return written
-
 
 def _build_parts(cfg: DictConfig, num_clients: int, kind: type[Part] = Part) -> _Parts:
     """The loop, and the methods and metrics of this kind. Raises Refusal."""
@@ -162,21 +150,14 @@ def _build_parts(cfg: DictConfig, num_clients: int, kind: type[Part] = Part) -> 
 
 
 def check_buildable(cfg: DictConfig) -> RunColumns:
-    """Checks the settings of a run, and builds what needs no data. Returns what the run writes.
+    """Checks the settings of a run, builds what needs no data, and drops it. Returns what the run
+    writes.
 
     Several runs are checked so before the first one begins.
 
     Raises Refusal if a setting cannot work.
     """
     check(cfg)
-    return build_without_data(cfg)
-
-
-def build_without_data(cfg: DictConfig) -> RunColumns:
-    """Builds what of a run needs no data, and drops it. Returns what the run writes.
-
-    Raises Refusal if something cannot be built.
-    """
     for key in ("data", "server"):
         require(cfg, key)
     task: Task = require(cfg, "task")
@@ -184,8 +165,10 @@ def build_without_data(cfg: DictConfig) -> RunColumns:
         target_of(cfg.model)
     num_clients = cfg.participation.num_clients
     parts = _build_parts(cfg, MANY_CLIENTS if num_clients is None else num_clients)
-    return parts.checked_columns(
+    return columns_of_parts(
+        parts.loop,
         task,
+        parts.in_order,
         # data of the user's own may have splits of their own
         has_validation=bool(cfg.data.get("validation", True)),
         has_client_tests=bool(cfg.data.get("client_test", True)),

@@ -375,8 +375,8 @@ def test_a_table_without_keys_is_one_sentence(tmp_path, text):
             ["gcfed_table5", "measure=last:test/acc"],
             "measure=last:test/acc: measure is a key of the table: set it in its YAML file.",
         ),
-        (["gcfed_table5", "dry_run=1"], "dry_run=1: write dry_run=true or false."),
-        (["gcfed_table5", "compare="], "compare=: write compare=true or false."),
+        (["gcfed_table5", "dry_run=1"], "dry_run=1 must be true or false."),
+        (["gcfed_table5", "compare="], "compare= has no value."),
         (["gcfed_table5", "seeds=[1"], "seeds=[1: the value of seeds is no YAML."),
         (
             ["gcfed_table5", "--config-dir", "nowhere"],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
@@ -17,7 +17,7 @@ from gcfed.tasks import Task
 def columns_of_parts(
     loop: FederatedLoop,
     task: Task,
-    callbacks: Iterable[Callback],
+    callbacks: Sequence[Callback],
     *,
     has_validation: bool,
     has_client_tests: bool,
@@ -25,8 +25,12 @@ def columns_of_parts(
     """What a run of these parts writes.
 
     Args:
+        callbacks: all parts, and the callbacks of the config.
         has_validation: whether the data have a validation split.
         has_client_tests: whether clients have test splits of their own.
+
+    Raises Refusal if best.ckpt or early stopping watches a column that the run never writes. If a
+    part may write any column, it is looked for after the first test instead.
     """
     columns = [*task.columns]
     if has_validation:
@@ -45,14 +49,8 @@ def columns_of_parts(
             columns += known
     if not has_client_tests:
         columns = [column for column in columns if not column.startswith("personal/")]
-    return RunColumns(tuple(dict.fromkeys(columns)), is_open)
-
-
-def check_monitors(callbacks: Iterable[Callback], written: RunColumns) -> None:
-    """Raises Refusal if best.ckpt or early stopping watches a column that the run never writes.
-
-    If a part may write any column, those are looked for after the first test, too.
-    """
+    written = RunColumns(tuple(dict.fromkeys(columns)), is_open)
     for callback in callbacks:
         if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
             written.require(callback.monitor, f"monitor={callback.monitor}")
+    return written

@@ -73,24 +73,10 @@ def _newest_beside(folder: Path, cfg: DictConfig) -> str:
 
 
 def _require_file(path: str | Path) -> None:
-    path = Path(path)
-    if path.is_dir():
-        raise MissingFile(f"ckpt_path={path} is a folder. Set ckpt_path={_checkpoint_in(path)}.")
-    if not path.exists():
+    if not Path(path).is_file():
         raise MissingFile(
             f"ckpt_path={path}: there is no such file. Set ckpt_path=<run>/{CHECKPOINT}."
         )
-
-
-def _checkpoint_in(folder: Path) -> Path:
-    """The checkpoint of a run's folder, of its folder ``checkpoints``, or of the first run in a
-    folder of runs; ``<run>/checkpoints/last.ckpt`` if there is none.
-    """
-    for file in (folder / CHECKPOINT, folder / CHECKPOINT.name):
-        if file.is_file():
-            return file
-    of_runs = sorted(folder.glob(f"*/{CHECKPOINT}"))
-    return of_runs[0] if of_runs else Path("<run>", CHECKPOINT)
 
 
 def resume(

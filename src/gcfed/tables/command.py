@@ -39,6 +39,7 @@ from gcfed.tables.reading import heading, load, names, reason
 from gcfed.tables.records import Selection, Table
 from gcfed.tables.running import BEGUN, DONE, NEW, OTHER, Work
 from gcfed.tables.search import Tuned, tune
+from gcfed.utils.checked import validated
 from gcfed.utils.compose import composed, searchpath
 from gcfed.utils.near import closest, did_you_mean
 from gcfed.utils.refusal import Refusal
@@ -105,7 +106,7 @@ def request_of(words: Sequence[str]) -> TableRequest:
         elif key in KEYS_OF_FILE:
             raise Refusal(f"{word}: {key} is a key of the table: set it in its YAML file.")
         elif key in ("dry_run", "compare"):
-            setattr(asked, key, _truth(word))
+            setattr(asked, key, validated(key, _value(word), bool))
         else:
             _refuse_misspelt(word, key)
             asked.overrides.append(word)
@@ -133,14 +134,6 @@ def _value(word: str) -> Any:
         return yaml.safe_load(text)
     except yaml.YAMLError:
         raise Refusal(f"{word}: the value of {key} is no YAML.") from None
-
-
-def _truth(word: str) -> bool:
-    key, _, text = word.partition("=")
-    value = _value(word) if text else None
-    if not isinstance(value, bool):
-        raise Refusal(f"{word}: write {key}=true or false.")
-    return value
 
 
 @dataclass
@@ -239,13 +232,11 @@ def _print(lines: Sequence[str]) -> None:
 
 def _logs(planned: Plan, request: TableRequest) -> Path:
     """The folder of all runs."""
-    jobs = [*planned.jobs.values()]
-    if not jobs:
-        return Path(composed(request.arguments).paths.log_dir).absolute()
-    try:
-        return Path(composed(jobs[0].overrides).paths.log_dir).absolute()
-    except Refusal as error:
-        raise Refusal(f"{jobs[0].title}: {error}") from None
+    if planned.first_jobs:
+        cfg = running.composed_work(planned.first_jobs[0], Path()).cfg
+    else:
+        cfg = composed(request.arguments)
+    return Path(cfg.paths.log_dir).absolute()
 
 
 def _state(table: Table, request: TableRequest, planned: Plan, root: Path, logs: Path) -> State:

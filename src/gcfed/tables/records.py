@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from gcfed.folders.measures import parse
 from gcfed.tables.units import UNITS
-from gcfed.utils.checked import Whole
+from gcfed.utils.checked import Count, Whole
 
 #: The measure of a table that names none: the last tests of the column that its methods declare as
 #: their result, or of the global model's test.
@@ -80,7 +80,7 @@ class Search:
     """An equal search for each cell before its runs (``search.py``)."""
 
     metric: str  # compares the trials
-    n_trials: int
+    n_trials: Count
     params: dict[str, str]  # key → interval(…), range(…) or choice(…), in Hydra's words
     # override → further params of cells with it
     knobs: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -92,10 +92,6 @@ class Search:
     overrides: list[str] = field(default_factory=list)
     # None: by the name of the metric's column
     direction: Literal["maximize", "minimize"] | None = None
-
-    def __post_init__(self) -> None:
-        if self.n_trials < 1:
-            raise ValueError(f"n_trials={self.n_trials} must be at least 1")
 
 
 @dataclass(config=RULES, frozen=True, kw_only=True)

@@ -12,7 +12,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.check import check
 from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
@@ -145,30 +144,29 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
 
 
 def composed_work(job: Job, folder: Path) -> Work:
-    """Raises Refusal, with the job's title, for a setting that cannot work."""
+    """Raises Refusal, with the job's title, for an override that cannot be composed."""
     try:
         cfg = composed(job.overrides)
         OmegaConf.update(cfg, "paths.output_dir", str(folder))
-        check(cfg)
         return Work(job, cfg, leaves(cfg), folder)
     except (ValueError, OmegaConfBaseException) as error:
         raise Refusal(f"{job.title}: {message_of(error)}") from None
 
 
 def check_cells(works: Iterable[Work], measures: Mapping[str, Mapping[str, str]]) -> None:
-    """Raises Refusal, with the cell's name, if a part of its run cannot be built, or if it does not
+    """Raises Refusal, with the job's title, if a setting of its run cannot work, or if it does not
     write a measure.
 
     Args:
-        works: their settings are checked already.
+        works: a job of each cell.
         measures: the measures of each cell, each with the setting that names it.
     """
-    from gcfed.assemble import build_without_data  # torch
+    from gcfed.assemble import check_buildable  # torch
 
     cells = {work.job.cell: work for work in works}
     for cell, work in cells.items():
         try:
-            written = build_without_data(work.cfg)
+            written = check_buildable(work.cfg)
             for measure, key in measures.get(cell, {}).items():
                 written.require_measure(measure, key)
         except (ValueError, OSError) as error:

@@ -171,7 +171,7 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> Non
     if not searches:
         refuse_measure_of_search(words)
     for word in words:
-        key, _, _ = word.removeprefix("++").partition("=")
+        key, _, _ = word.lstrip("+").partition("=")
         why = _why_idle(cfg, key)
         if why:
             raise Refusal(why)

@@ -1,7 +1,7 @@
 """Refuses settings that nothing reads: a misspelt key added with ``+``, or in a YAML file.
 
-A constructor refuses arguments that it does not know. So only sections that nothing builds are
-compared with the keys of the config files.
+A constructor refuses arguments that it does not know. So only keys outside of objects are compared
+with those of the config files.
 """
 
 from __future__ import annotations
@@ -19,117 +19,48 @@ from gcfed.utils.files import YamlLoader
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
-#: Sections that are one object each, if they have a ``_target_``.
-OBJECTS = frozenset(
-    (
-        "aggregator",
-        "attack",
-        "client",
-        "client_store",
-        "data",
-        "federation",
-        "gc",
-        "model",
-        "partition",
-        "privacy",
-        "quantization",
-        "server",
-        "task",
-        "trainer",
-        "participation.faults",
-        "participation.sampler",
-    )
-)
 #: Sections of which each node with a ``_target_`` is an object.
 NAMED_OBJECTS = ("callbacks", "logger", "methods", "metrics")
 
 
 def refuse_unread(cfg: DictConfig) -> None:
-    """Raises Refusal for a key that has no effect.
+    """Raises Refusal for a key that nothing reads.
 
-    It has an effect if it is an argument, if a config file has it, or if an interpolation refers to
-    it.
+    A key is read if a config file has it, if it is an argument of an object, or if an interpolation
+    refers to it.
     """
     tree: Any = OmegaConf.to_container(cfg, resolve=False)
     used = set(_words_of_interpolations(tree))
     for key in _unread(tree, ""):
         if not any(word == key or word.startswith(f"{key}.") for word in used):
-            raise Refusal(_refusal(key, tree))
-
-
-def _refusal(key: str, tree: Mapping[str, Any]) -> str:
-    section, _, name = key.partition(".")
-    if section in NAMED_OBJECTS:
-        node = ".".join([section, *name.split(".")[:1]])
-        return f"{key} has no effect: {node} builds nothing without {node}._target_."
-    if "." not in key:
-        names = {*known_keys(), *GROUPS, *NAMED_OBJECTS}
-        top = sorted(name for name in names if "." not in name)
-        return f"{key}: nothing reads this setting{suggestion(key, top)}"
-    if section in OBJECTS and not tree[section].get("_target_"):
-        return (
-            f"{key} has no effect, because {section} builds nothing without {section}._target_:"
-            f" choose another {section}=, or leave {key} out."
-        )
-    return f"{key}: nothing reads this setting{suggestion(key, sorted(known_keys()))}"
+            meant = suggestion(key, sorted(known_keys()))
+            raise Refusal(f"{key}: nothing reads this setting{meant}")
 
 
 def _unread(node: Mapping[str, Any], prefix: str) -> Iterator[str]:
     """The keys of a node, and of the nodes below it, that no config file has."""
-    known = known_keys()
     for name, value in node.items():
         key = f"{prefix}{name}"
-        if _is_object(key, value):
-            continue  # its constructor looks at its arguments
-        if prefix[:-1] in NAMED_OBJECTS:
-            yield from _keys_of_nothing(key, value)
-        elif key not in known and key not in GROUPS and key not in NAMED_OBJECTS:
+        is_node = isinstance(value, dict)
+        # a name of the user's own, in front of a node or of null
+        may_be_new = prefix[:-1] in NAMED_OBJECTS and (is_node or value is None)
+        if key not in known_keys() and not may_be_new:
             yield key
-        elif isinstance(value, dict):
+        elif is_node and not value.get("_target_"):  # else its constructor looks at its arguments
             yield from _unread(value, f"{key}.")
-
-
-def _is_object(key: str, value: Any) -> bool:
-    if not isinstance(value, dict) or not value.get("_target_"):
-        return False
-    return key in OBJECTS or key.rpartition(".")[0] in NAMED_OBJECTS
-
-
-def _keys_of_nothing(key: str, value: Any) -> Iterator[str]:
-    """The keys of a node that builds nothing; none if it is empty or switched off."""
-    if isinstance(value, dict):
-        if "_target_" not in value:
-            keys = [f"{key}.{name}" for name in value]
-            yield from (name for name in keys if name not in known_keys())
-    elif value is not None:
-        yield key
 
 
 @cache
 def known_keys() -> frozenset[str]:
-    """The keys of all config files outside the objects' own groups.
-
-    Experiments also set keys of objects that the command line may leave out.
-    """
-    known = set[str]()
+    """The groups, and the keys of all config files."""
+    known = {*GROUPS, *NAMED_OBJECTS}
     for path in CONFIGS.rglob("*.yaml"):
         group = path.parent.relative_to(CONFIGS).as_posix().replace("/", ".")
         text = path.read_text(encoding="utf-8")
         content = yaml.load(text, Loader=YamlLoader) or {}
         content.pop("defaults", None)
         is_global = group == "." or text.startswith("# @package _global_")
-        package = "" if is_global else f"{group}."
-        if group in OBJECTS and path.stem != "none":
-            # Its arguments: without the object, nothing reads them.
-            if not is_global:
-                continue
-            if path.with_name("none.yaml").is_file():
-                content.pop(group, None)
-        if group not in ("experiment", "debug"):
-            for section in NAMED_OBJECTS:
-                content.pop(section, None)
-        if package.rstrip(".") not in NAMED_OBJECTS:
-            known.update(keys_of(content, package))
+        known.update(keys_of(content, "" if is_global else f"{group}."))
     return frozenset(known)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, replace
 from functools import partial
 from io import BytesIO
@@ -255,31 +255,26 @@ def _columns(rows: Dataset, request: Request) -> _Columns:
     }
     require_columns(rows.features, {key: [name] for key, name in named.items() if name is not None})
     others = [name for name in rows.features if name != request.groups]
-    classes = [name for name in others if _kind(rows, name) == "ClassLabel"]
-    label = request.label
-    if label is None and len(classes) == 1:
-        label = classes[0]
-    elif label is None and "label" in others:
-        label = "label"
-    images = [name for name in others if _kind(rows, name) == "Image"]
+    label = None
+    images: list[str] = []
+    if not request.next_token:
+        classes = [name for name in others if _kind(rows, name) == "ClassLabel"]
+        if len(classes) != 1 and "label" in others:
+            classes = ["label"]
+        label = request.label or _only("data.label", "the classes", classes, others)
+        images = [name for name in others if _kind(rows, name) == "Image"]
     texts = [name for name in others if _has_texts(rows, name) and name != label]
-    if request.next_token:
-        label = None
-        images = []
-    elif label is None:
-        raise Refusal(
-            "data.label=null: name the column of the classes, one of"
-            f" {', '.join(classes or others)}."
-        )
-    if request.input is not None:
-        return _Columns(request.input, label, request.groups)
-    candidates = images or texts
+    input = request.input or _only("data.input", "the images or texts", images or texts, others)
+    return _Columns(input, label, request.groups)
+
+
+def _only(key: str, what: str, candidates: Sequence[str], names: Iterable[str]) -> str:
+    """The only candidate. Raises Refusal, with the names of columns, for another number of them."""
     if len(candidates) != 1:
         raise Refusal(
-            "data.input=null: name the column of the images or texts, one of"
-            f" {', '.join(rows.features)}."
+            f"{key}=null: name the column of {what}, one of {', '.join(candidates or names)}."
         )
-    return _Columns(candidates[0], label, request.groups)
+    return candidates[0]
 
 
 def _kind(rows: Dataset, column: str) -> str:

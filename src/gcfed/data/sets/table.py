@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from logging import getLogger
 from typing import Literal
 
@@ -64,58 +63,52 @@ def csv(
     if len(form.sep) != 1:
         raise SettingError("sep", f"={sep} must be one character, semicolon or tab.")
     table = read_cells(path, form)
-    columns = _Columns(
-        target=None if target is None else clean(target),
-        groups=None if groups is None else clean(groups),
-        categorical=[clean(name) for name in categorical],
-        ignore=[clean(name) for name in ignore],
-    )
-    cells, inputs = _chosen(table.rows, columns)
+    target = target and clean(target)
+    groups = groups and clean(groups)
+    categorical = [clean(name) for name in categorical]
+    ignore = [clean(name) for name in ignore]
+    cells, inputs = _chosen(table.rows, target, groups, categorical, ignore)
     is_test = table.is_test
     read = _targets if regression else _classes
-    y = read(cells[columns.target], form)
+    y = read(cells[target], form)
     if not is_test.any():
         is_test = held_out(y, test, "test", by_class=not regression)
-    x = _inputs(inputs, columns.categorical, is_test, form)
+    x = _inputs(inputs, categorical, is_test, form)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     owners = table.clients
-    if columns.groups is not None:
-        owners = _codes(cells[columns.groups])
+    if groups is not None:
+        owners = _codes(cells[groups])
     if owners is not None:
         content["groups"] = owners[~is_test]
     return from_arrays(content, str(path), test)
 
 
-@dataclass(frozen=True)
-class _Columns:
-    """The names of columns in the settings, as the table has them."""
-
-    target: str | None
-    groups: str | None
-    categorical: Sequence[str]
-    ignore: Sequence[str]
-
-
-def _chosen(rows: DataFrame, columns: _Columns) -> tuple[DataFrame, DataFrame]:
+def _chosen(
+    rows: DataFrame,
+    target: str | None,
+    groups: str | None,
+    categorical: Sequence[str],
+    ignore: Sequence[str],
+) -> tuple[DataFrame, DataFrame]:
     """The columns that are read, and those of them that are the inputs.
 
     Raises SettingError for a missing column, for empty cells, and if there is no input.
     """
     named: dict[str, Sequence[str | None]] = {
-        "data.target": [columns.target],
-        "data.categorical": columns.categorical,
-        "data.ignore": columns.ignore,
+        "data.target": [target],
+        "data.categorical": categorical,
+        "data.ignore": ignore,
     }
-    no_inputs = {columns.target}
-    if columns.groups is not None:
-        named["partition.by"] = [columns.groups]
-        no_inputs.add(columns.groups)
+    no_inputs = {target}
+    if groups is not None:
+        named["partition.by"] = [groups]
+        no_inputs.add(groups)
     require_columns(rows.columns, named)
-    cells = rows.drop(columns=[name for name in columns.ignore if name not in no_inputs])
+    cells = rows.drop(columns=[name for name in ignore if name not in no_inputs])
     _require_full(cells)
     inputs = cells.drop(columns=[*no_inputs])
     if inputs.columns.empty:
-        raise SettingError("ignore", f"={[*columns.ignore]} leaves no column to learn from.")
+        raise SettingError("ignore", f"={[*ignore]} leaves no column to learn from.")
     return cells, inputs
 
 
