@@ -18,12 +18,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from gcfed.folders.folder import CHECKPOINT, DIVERGED, METRICS, Run, find_runs, read_run
+from gcfed.folders.folder import (
+    CHECKPOINT,
+    DIVERGED,
+    METRICS,
+    Run,
+    find_runs,
+    mixed_versions,
+    read_run,
+)
 from gcfed.folders.measures import measure_of_last, parse, smooth, value, window_of
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.run_columns import require_measured
-from gcfed.folders.versions import mixed_versions
 from gcfed.jobs import check_jobs, train_all
 from gcfed.utils.compose import composed, searchpath, shorthand
 from gcfed.utils.machine import launch_folder

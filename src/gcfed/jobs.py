@@ -256,21 +256,17 @@ def _start(name: str, cfg: DictConfig, jobs: int) -> _Job:
     environment["OMP_NUM_THREADS"] = str(max(1, cores() // jobs))
     environment["PYTHONPATH"] = os.pathsep.join(path or os.curdir for path in sys.path)
     printed = TemporaryFile()  # noqa: SIM115  (the job closes it)
-    process = subprocess.Popen(
-        [sys.executable, "-c", TRAIN_FROM_STDIN],
-        stdin=subprocess.PIPE,
-        stdout=printed,
-        stderr=subprocess.STDOUT,
-        env=environment,
-    )
-    job = _Job(name, Path(cfg.paths.output_dir), process, printed)
-    assert process.stdin is not None
-    try:
-        process.stdin.write(pickle.dumps((cfg, True)))
-        process.stdin.close()
-    except BrokenPipeError:  # it has failed already, and its last line says why
-        process.wait()
-    return job
+    with TemporaryFile() as given:
+        pickle.dump((cfg, True), given)
+        given.seek(0)
+        process = subprocess.Popen(
+            [sys.executable, "-c", TRAIN_FROM_STDIN],
+            stdin=given,
+            stdout=printed,
+            stderr=subprocess.STDOUT,
+            env=environment,
+        )
+    return _Job(name, Path(cfg.paths.output_dir), process, printed)
 
 
 def _end(job: _Job) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -26,7 +26,6 @@ from gcfed.assemble import (
     start_at_random,
 )
 from gcfed.callbacks.after_round import why_stopped
-from gcfed.callbacks.curves import Curves
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
     checkpoint_of,
@@ -260,6 +259,31 @@ class _Run:
         write_summary(self.folder, summary, about)
         if log.isEnabledFor(logging.WARNING):
             print_summary(summary, metrics, self.folder, stopped)
+
+
+class Curves(Callback):
+    """Draws ``curves.png`` when the last round has its row, and shows it to the loggers.
+
+    It belongs to the fit, because the trackers close their run when the fit ends.
+
+    Args:
+        folder: the run's folder.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not trainer.is_global_zero:
+            return
+        metrics = read_metrics(self.folder / METRICS)
+        if not tested_in(metrics, trainer.global_step):
+            return
+        from gcfed.plots.pictures import plot_curves  # matplotlib
+
+        picture = self.folder / "curves.png"
+        plot_curves(metrics, picture)
+        show_picture(trainer.loggers, picture, trainer.global_step)
 
 
 def refuse_checkpoint(path: Path, error: BaseException) -> None:

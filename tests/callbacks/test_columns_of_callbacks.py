@@ -4,8 +4,8 @@ import pytest
 from conftest import refuses
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
+from gcfed.assemble import columns_of_parts
 from gcfed.callbacks.after_round import SmoothedAccuracy
-from gcfed.callbacks.columns import columns_of_parts
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.protocol.rounds import Received
 from gcfed.tasks import Classification, LanguageModel, SquaredError

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from gcfed.tables.welch import Sample, compare_means
+from gcfed.tables.ranking import Sample, compare_means
 from gcfed.utils.resolvers import ROOT
 from reproductions.results import repeated
 from reproductions.results.figures import numbers, table

@@ -13,9 +13,8 @@ from gcfed.folders.measures import parse
 from gcfed.tables import running
 from gcfed.tables.plan import make_plan, measures_of_cells
 from gcfed.tables.reading import CATALOG, load, names
-from gcfed.tables.records import Printed, Selection
+from gcfed.tables.records import UNITS, Printed, Selection
 from gcfed.tables.search import tune
-from gcfed.tables.units import UNITS
 from gcfed.utils.compose import GROUPS
 from gcfed.utils.resolvers import ROOT
 

@@ -319,7 +319,7 @@ def wrong_command(folder, *words):
         ({"measure": "most:test/acc"}, "measure='most:test/acc' is not understood"),
         (
             {"search": {"metric": "last:val/acc", "n_trials": 0, "params": {}}},
-            "search: n_trials=0 must be at least 1",
+            "search.n_trials=0 must be at least 1",
         ),
     ],
 )

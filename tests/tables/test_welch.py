@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from gcfed.reporting.student import quantile, two_sided_p
-from gcfed.tables.welch import Sample, compare_means
+from gcfed.tables.ranking import Sample, compare_means
 
 
 @pytest.mark.parametrize(

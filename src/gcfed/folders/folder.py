@@ -261,3 +261,21 @@ def divergence(metrics: pd.DataFrame) -> str:
     if len(losses) and abs(losses.iloc[-1]) == float("inf"):
         return f"the test loss of round {losses.index[-1]} is not finite"
     return ""
+
+
+def mixed_versions(runs: Iterable[Run]) -> str:
+    """What to say of runs that different versions have trained; "" if none differ.
+
+    Runs of which no one has recorded a version count as equal.
+    """
+    folders: dict[str, Path] = {}  # a version → a run
+    for run in runs:
+        if run.summary:
+            folders.setdefault(str(run.summary.get("version") or "not recorded"), run.folder)
+    if len(folders) < 2:
+        return ""
+    listed = "; ".join(f"{version}: {folder}" for version, folder in sorted(folders.items()))
+    return (
+        f"runs of different versions are compared ({listed}). CHANGELOG.md lists the numbers that"
+        " change between versions. Train the older ones again"
+    )

@@ -3,9 +3,8 @@
 ``resume_round``: the last round of the checkpoint that the run continues.
 """
 
-import csv
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from lightning.pytorch.utilities import rank_zero_only
 from PIL import Image
 
 from gcfed.folders.folder import CONFIG
-from gcfed.utils.files import replacing, whole_lines
+from gcfed.folders.rows import RoundRows
 
 FIRST = ("gc", "method", "model", "rounds", "seed")  # columns of TensorBoard's HParams tab
 
@@ -33,35 +32,20 @@ class RoundCSVLogger(Logger):
         super().__init__()
         self.path = Path(path)
         self.resume_round = resume_round
-        self.columns: list[str] = []
+        self.rows: RoundRows | None = None
 
     @rank_zero_only
     def log_hyperparams(self, params: Any, *args: Any, **kwargs: Any) -> None:
         """Starts the file: empty, or with the rows up to the checkpoint."""
-        kept = [row for row in self._read() if int(row["round"]) <= self.resume_round]
-        self._write(kept, ["round"])
+        self.rows = RoundRows(self.path, self.resume_round)
 
     @rank_zero_only
     def log_metrics(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         if "round" not in metrics:
             return
-        if not self.columns:
-            self.log_hyperparams({})
-        if not metrics.keys() <= {*self.columns}:
-            self._write(self._read(), metrics)
-        with self.path.open("a", newline="") as file:
-            csv.DictWriter(file, self.columns).writerow(metrics)
-
-    def _read(self) -> list[dict[str, str]]:
-        return list(csv.DictReader(whole_lines(self.path)))
-
-    def _write(self, rows: list[dict[str, str]], new: Iterable[str]) -> None:
-        before = rows[0].keys() if rows else ()
-        self.columns = list(dict.fromkeys([*before, *self.columns, *new]))
-        with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, self.columns)
-            writer.writeheader()
-            writer.writerows(rows)
+        if self.rows is None:
+            self.rows = RoundRows(self.path, self.resume_round)
+        self.rows.append([metrics])
 
 
 class RoundTensorBoardLogger(TensorBoardLogger):

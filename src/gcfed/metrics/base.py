@@ -2,7 +2,6 @@
 how to take means over the cohort.
 """
 
-import csv
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,11 +27,11 @@ from gcfed.federated.parts import (
     Setup,
     Upload,
 )
+from gcfed.folders.rows import RoundRows
 from gcfed.folders.showing import show_picture
 from gcfed.models.unchanged import evaluating
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.device import device_of
-from gcfed.utils.files import whole_lines, write_text
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
@@ -282,29 +281,20 @@ class RoundTable(ServerMetric):
 
     def validate(self, setup: Setup) -> None:
         super().validate(setup)
-        self._started = False  # whether this run has a table
+        self._rows: RoundRows | None = None  # of this run, from its first lines on
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:
         """Adds the lines of a round, given without the round's number."""
         rank, _ = rank_and_world()
         if rank != 0:
             return
-        path = Path(self.folder) / f"{self.name}.csv"
         number = round.index + 1
-        if not self._started:
-            self._started = True
-            header = ",".join(["round", *self.header])
-            write_text(path, "\n".join([header, *_lines_before(path, number), ""]))
-        with path.open("a", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerows((number, *line) for line in lines)
-
-
-def _lines_before(path: Path, number: int) -> list[str]:
-    """The lines of a table, except for its header, of rounds before this one."""
-    if number == 1:
-        return []
-    return [line for line in whole_lines(path)[1:] if int(line.split(",")[0]) < number]
+        columns = ("round", *self.header)
+        if self._rows is None:
+            path = Path(self.folder) / f"{self.name}.csv"
+            self._rows = RoundRows(path, number - 1, self.header)
+        rows = [dict(zip(columns, (number, *line), strict=True)) for line in lines]
+        self._rows.append(rows)
 
 
 def now(device: torch.device) -> float:

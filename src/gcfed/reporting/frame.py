@@ -11,8 +11,7 @@ from typing import Any
 
 import pandas as pd
 
-from gcfed.folders.folder import STORAGE, TRIALS, Run
-from gcfed.folders.versions import mixed_versions
+from gcfed.folders.folder import STORAGE, TRIALS, Run, mixed_versions
 from gcfed.participation.sampling import number_of_clients
 
 log = logging.getLogger(__name__)

@@ -12,10 +12,9 @@ from os.path import relpath
 import pandas as pd
 
 from gcfed.data.distances import FEATURE_SKEW, LABEL_SKEW
-from gcfed.folders.folder import DIVERGED, STATES
+from gcfed.folders.folder import DIVERGED, STATES, mixed_versions
 from gcfed.folders.measures import CLOCK, parse, value
 from gcfed.folders.summary import distance_in_words, skew_in_words
-from gcfed.folders.versions import mixed_versions
 from gcfed.reporting.decision import listed
 from gcfed.reporting.frame import described, symbol, varying
 from gcfed.reporting.verdict import FEWEST_SEEDS, Scale, Verdict, per_seed, scale_of

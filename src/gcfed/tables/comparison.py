@@ -13,15 +13,20 @@ from typing import Any
 
 import pandas as pd
 
-from gcfed.folders.folder import DIVERGED
+from gcfed.folders.folder import DIVERGED, mixed_versions
 from gcfed.folders.measures import parse
 from gcfed.folders.summary import rounds_in_words
-from gcfed.folders.versions import mixed_versions
 from gcfed.tables.gathering import Cell
 from gcfed.tables.plan import CellName
-from gcfed.tables.ranking import Gain, compare_with_paper, family_of, gains_of, significant
+from gcfed.tables.ranking import (
+    Difference,
+    Gain,
+    compare_with_paper,
+    family_of,
+    gains_of,
+    significant,
+)
 from gcfed.tables.records import Printed, Table
-from gcfed.tables.welch import Difference
 from gcfed.utils.files import write_text
 
 

@@ -16,9 +16,8 @@ from gcfed.folders.measures import are_short, full_form, parse
 from gcfed.reporting.decision import Decision, decide
 from gcfed.reporting.verdict import interval
 from gcfed.tables.plan import CellName
-from gcfed.tables.records import RESULT, Axis, Table
+from gcfed.tables.records import RESULT, UNITS, Axis, Table, Unit, unit_of
 from gcfed.tables.running import DONE, Work
-from gcfed.tables.units import UNITS, Unit, unit_of
 
 JUDGED = "test/acc"  # a measure of this column follows what the methods declare as their result
 

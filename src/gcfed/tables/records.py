@@ -12,8 +12,8 @@ from typing import Any, Literal, NamedTuple
 from pydantic import ConfigDict
 from pydantic.dataclasses import dataclass
 
+from gcfed.folders.columns import is_accuracy
 from gcfed.folders.measures import parse
-from gcfed.tables.units import UNITS
 from gcfed.utils.checked import Count, Whole
 
 #: The measure of a table that names none: the last tests of the column that its methods declare as
@@ -21,6 +21,32 @@ from gcfed.utils.checked import Count, Whole
 RESULT = "result"
 PAPER_MEASURE = "mean:test/acc[10]"  # of a paper's table that names none
 RULES = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Unit(NamedTuple):
+    """How numbers are shown: the name in a column's heading, the factor, and the format."""
+
+    name: str
+    factor: float
+    digits: str
+
+
+UNITS = {
+    "percent": Unit("%", 100.0, ".2f"),
+    "points": Unit("%", 100.0, ".3g"),
+    "rounds": Unit("", 1.0, ".0f"),
+    "seconds": Unit("s", 1.0, ".3g"),
+    "1e-3": Unit("10⁻³", 1e3, ".3f"),
+    "none": Unit("", 1.0, ".4g"),
+}
+
+
+def unit_of(measure: str) -> Unit:
+    """The unit of a measure whose table names none."""
+    asked = parse(measure)
+    if asked.is_to_target:
+        return UNITS[asked.statistic]
+    return UNITS["percent" if is_accuracy(asked.column) else "none"]
 
 
 class Printed(NamedTuple):
