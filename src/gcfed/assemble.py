@@ -2,8 +2,6 @@
 the trainer.
 """
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass

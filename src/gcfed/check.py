@@ -1,7 +1,5 @@
 """Checks the settings that no constructor sees, before anything is built."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from functools import cache

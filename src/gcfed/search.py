@@ -4,8 +4,6 @@ A sweep (``hydra_plugins/gcfed_optuna.py``) and the search of a table share them
 extra, so functions import it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path

@@ -5,15 +5,13 @@ the server without sending it fails there. If a run over the wire equals the run
 messages are complete.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.seed import isolate_rng
+from numpy import ndarray
 from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
@@ -63,7 +61,7 @@ class ClientEnd:
     def fit(
         self,
         download: Download,
-        clients: np.ndarray,
+        clients: ndarray,
         send: Callable[[dict[str, Any]], None],
     ) -> None:
         """Trains these clients. Calls ``send`` with their uploads, as contents of a message."""
@@ -94,7 +92,7 @@ class SeparateClients(ProgramTransport):
     def rehearse(
         self,
         download: Download,
-        clients: np.ndarray,
+        clients: ndarray,
         solver: LocalSolver | None = None,
         here: bool = False,
     ) -> Iterator[Upload]:
@@ -127,7 +125,7 @@ class Wire(SeparateClients):
     def fit(
         self,
         download: Download,
-        clients: np.ndarray,
+        clients: ndarray,
         receive: Callable[[Upload], None],
         expected: Expected,
     ) -> Outcome:

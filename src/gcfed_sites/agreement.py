@@ -4,8 +4,6 @@ All other values are the site's own. So the server names no class, file or addre
 download, and sets no size of a network and no amount of memory.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Every number of an answer is bounded by what was asked: the length of its messag
 and shapes of its tensors, the clients, their numbers of samples and steps, and their losses.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy import ndarray
 
 from gcfed.federated.protocol.messages import Expected, MessageError, Upload, nbytes
 from gcfed.federated.protocol.packing import unpack
@@ -121,9 +120,9 @@ class RoundTask:
     """
 
     round: int
-    clients: np.ndarray
-    num_samples: np.ndarray
-    num_steps: np.ndarray
+    clients: ndarray
+    num_samples: ndarray
+    num_steps: ndarray
     batch_size: int
     least_loss: float
     expected: Expected

@@ -4,8 +4,6 @@ others.
 Any site may fail, be silent or answer nonsense. This counts against that site only.
 """
 
-from __future__ import annotations
-
 import itertools
 import logging
 import time
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from omegaconf import DictConfig, OmegaConf
 from pydantic import Field
 
@@ -198,13 +197,13 @@ class Sites(SeparateClients):
                 who = f"client {client} is held by {' and '.join(holders) or 'no site'}"
                 raise Refusal(f"federation: {who}: see clients in the sites' gcfed.yaml.")
 
-    def planned(self, clients: np.ndarray) -> np.ndarray:
+    def planned(self, clients: ndarray) -> ndarray:
         return self.program.solver.num_steps(self._sizes[clients])
 
     def fit(
         self,
         download: Download,
-        clients: np.ndarray,
+        clients: ndarray,
         receive: Callable[[Upload], None],
         expected: Expected,
     ) -> Outcome:
@@ -240,7 +239,7 @@ class Sites(SeparateClients):
                 return
             self._hear(late, ())
 
-    def _holders(self, clients: np.ndarray) -> dict[str, list[int]]:
+    def _holders(self, clients: ndarray) -> dict[str, list[int]]:
         """The sites that hold some of these clients, and their ids, sorted."""
         cohort = set(clients.tolist())
         holders = {}

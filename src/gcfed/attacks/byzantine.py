@@ -16,6 +16,7 @@ from typing import Annotated, Any
 
 import numpy as np
 import torch
+from numpy import ndarray
 from pydantic import Field
 from torch import Tensor
 
@@ -57,7 +58,7 @@ class Attack(ClientPart, ServerPart):
     def bind(self, setup: Setup) -> None:
         self.num_clients = setup.data.num_clients
 
-    def is_hostile(self, clients: np.ndarray, seed: int) -> np.ndarray:
+    def is_hostile(self, clients: ndarray, seed: int) -> ndarray:
         """Which of these clients, ``[K]``, are hostile."""
         return np.isin(clients, hostile(self.clients, self.num_clients, seed))
 
@@ -77,7 +78,7 @@ class Attack(ClientPart, ServerPart):
 
 
 @lru_cache(maxsize=8)
-def hostile(share: float, num_clients: int, seed: int) -> np.ndarray:
+def hostile(share: float, num_clients: int, seed: int) -> ndarray:
     """Ids of a run's hostile clients, ascending. Each upload needs them, so they are cached."""
     count = int(share * num_clients + 0.5)
     ids = np.sort(generator(seed, "hostile").choice(num_clients, count, replace=False))
@@ -133,7 +134,7 @@ class LabelFlip(Attack):
     def bind(self, setup: Setup) -> None:
         super().bind(setup)
         self.data = setup.data
-        self._labels: np.ndarray | None = None  # of all clients, after the attack
+        self._labels: ndarray | None = None  # of all clients, after the attack
 
     def on_download(self, download: Download) -> None:
         if self.data.labels is self._labels:

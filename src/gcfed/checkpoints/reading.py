@@ -1,7 +1,5 @@
 """Reads checkpoints, and refuses those of another run, model or data set."""
 
-from __future__ import annotations
-
 import json
 import logging
 import zipfile
@@ -16,6 +14,7 @@ import numpy as np
 import torch
 import yaml
 from lightning.pytorch import Callback
+from numpy import ndarray
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
@@ -30,7 +29,7 @@ from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = logging.getLogger(__name__)
-Scaling = Mapping[str, np.ndarray]  # the means and deviations of inputs and targets, by name
+Scaling = Mapping[str, ndarray]  # the means and deviations of inputs and targets, by name
 PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
 
 
@@ -283,7 +282,7 @@ def warn_of_other_scaling(
         return
 
 
-def _are_close(there: np.ndarray, here: np.ndarray) -> bool:
+def _are_close(there: ndarray, here: ndarray) -> bool:
     return there.shape == here.shape and np.allclose(there, here, 1e-4, 1e-6)
 
 

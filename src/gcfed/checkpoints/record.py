@@ -1,7 +1,5 @@
 """What each checkpoint says of its run: the settings, the data, the processes and the versions."""
 
-from __future__ import annotations
-
 import logging
 import re
 import zlib

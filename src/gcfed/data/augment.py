@@ -7,6 +7,8 @@ from typing import Annotated, Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
+from numpy.random import Generator
 from pydantic import Field
 from torch import Tensor
 
@@ -50,7 +52,7 @@ class ImageTransform:
                     f" data.input_shape={[*input_shape]} has {channels} channels."
                 )
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
+    def draw(self, rng: Generator, shape: tuple[int, ...]) -> ndarray | None:
         """Draws the random numbers of ``shape`` samples; None without augmentation.
 
         ``[*shape, 3]``: row and column of the crop, and flip. With rotation ``[*shape, 4]``: also
@@ -163,7 +165,7 @@ class PlainTransform:
                 f"data.input_shape={list(input_shape)} must be [length] for a text or for vectors."
             )
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> None:
+    def draw(self, rng: Generator, shape: tuple[int, ...]) -> None:
         """Nothing, because there is no augmentation."""
 
     def __call__(
@@ -192,7 +194,7 @@ class AutoTransform:
         self.augmentation = augmentation
 
     def __call__(
-        self, x: np.ndarray, aside: np.ndarray | tuple[()] = ()
+        self, x: ndarray, aside: ndarray | tuple[()] = ()
     ) -> ImageTransform | PlainTransform:
         """The transform for training samples [n, …].
 
@@ -209,7 +211,7 @@ class AutoTransform:
         return ImageTransform(self.mean or mean, self.std or std, **self.augmentation)
 
 
-def _channel_statistics(x_nCHW: np.ndarray, samples: np.ndarray) -> tuple[list[float], list[float]]:
+def _channel_statistics(x_nCHW: ndarray, samples: ndarray) -> tuple[list[float], list[float]]:
     """Mean and standard deviation of each channel of these uint8 images, in units of 0…1."""
     channels = x_nCHW.shape[1]
     levels = np.arange(256) / 255

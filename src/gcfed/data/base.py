@@ -5,6 +5,7 @@ of a regression.
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.tasks import IGNORE
 from gcfed.utils.refusal import Refusal
@@ -25,9 +26,9 @@ class Split:
     Raises Refusal for another type or shape, or for floats that are not finite.
     """
 
-    x: np.ndarray
-    y: np.ndarray
-    groups: np.ndarray | None = None
+    x: ndarray
+    y: ndarray
+    groups: ndarray | None = None
 
     def __post_init__(self) -> None:
         self._check_samples()
@@ -78,13 +79,13 @@ class Split:
     def __len__(self) -> int:
         return len(self.x)
 
-    def subset(self, keep: np.ndarray) -> "Split":
+    def subset(self, keep: ndarray) -> "Split":
         """The samples of ``keep``: indices, or bool [n]."""
         groups = None if self.groups is None else self.groups[keep]
         return Split(self.x[keep], self.y[keep], groups)
 
     @property
-    def classes(self) -> np.ndarray:
+    def classes(self) -> ndarray:
         """The class indices of all labels, int64 [m], without padding; empty for targets of a
         regression.
         """
@@ -111,7 +112,7 @@ class FederatedDataset:
     train: Split
     test: Split
     class_names: tuple[str, ...] | None = None
-    optimum: dict[str, np.ndarray] | None = None
+    optimum: dict[str, ndarray] | None = None
 
     def __post_init__(self) -> None:
         for part, split in (("train", self.train), ("test", self.test)):
@@ -146,11 +147,11 @@ class FederatedDataset:
         return f"{part} labels {low} … {high} for {self.num_classes} classes"
 
 
-def _refusal(name: str, wanted: str, values: np.ndarray, fix: str = "") -> str:
+def _refusal(name: str, wanted: str, values: ndarray, fix: str = "") -> str:
     return f"{name} must be {wanted}, not {values.dtype} {[*values.shape]}{fix}"
 
 
-def _require_finite(name: str, values: np.ndarray) -> None:
+def _require_finite(name: str, values: ndarray) -> None:
     if values.dtype not in FLOATS:
         return
     count = np.count_nonzero(~np.isfinite(values))
@@ -158,7 +159,7 @@ def _require_finite(name: str, values: np.ndarray) -> None:
         raise Refusal(f"{name} must be finite numbers; {count} are NaN or infinite")
 
 
-def label_fix(y: np.ndarray) -> str:
+def label_fix(y: ndarray) -> str:
     """The code that converts these labels to classes, for an error."""
     has_switches = y.ndim == 2 and y.shape[1] > 1 and np.isin(y, (0, 1)).all()
     if has_switches and (y.sum(1) == 1).all():

@@ -3,8 +3,6 @@
 A batch is one gather, without workers.
 """
 
-from __future__ import annotations
-
 import logging
 import math
 import warnings
@@ -15,6 +13,7 @@ from typing import Annotated, Any, Literal
 import numpy as np
 import torch
 from lightning.pytorch import LightningDataModule
+from numpy import ndarray
 from pydantic import BeforeValidator, Field
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -109,7 +108,7 @@ class FederatedDataModule(LightningDataModule):
         self.standardize = standardize
         self.feature_noise = feature_noise
         self.label_noise = label_noise
-        self.scaling: dict[str, np.ndarray] = {}
+        self.scaling: dict[str, ndarray] = {}
         self.splits: dict[str, Split] = {}  # training, test and validation, before any change
         self.tests_of_clients: Partition | None = None
         self._tests: list[tuple[Tensor, Tensor]] = []
@@ -261,16 +260,16 @@ class FederatedDataModule(LightningDataModule):
         self._dtype = dtype
         self._memory_format = memory_format
 
-    def sizes(self, clients: np.ndarray | None = None) -> np.ndarray:
+    def sizes(self, clients: ndarray | None = None) -> ndarray:
         """The numbers of samples of these clients, ``[K]``, or of all, ``[N]``."""
         sizes = self.partition.sizes
         return sizes if clients is None else sizes[clients]
 
-    def client(self, client: int) -> np.ndarray:
+    def client(self, client: int) -> ndarray:
         """Indices of a client's samples, ``[n_k]``."""
         return self.partition.client(client)
 
-    def class_counts(self, clients: np.ndarray) -> np.ndarray:
+    def class_counts(self, clients: ndarray) -> ndarray:
         """Number of labels of each class of these clients, ``[K] → [K, C]``."""
         return self.partition.label_counts(self.labels, self.num_classes, clients=clients)
 
@@ -281,7 +280,7 @@ class FederatedDataModule(LightningDataModule):
         x, _ = self._train
         return None if self.is_text else feature_distance(x.cpu().numpy(), self.partition)
 
-    def relabel(self, clients: np.ndarray, relabelled: Callable[[np.ndarray], np.ndarray]) -> None:
+    def relabel(self, clients: ndarray, relabelled: Callable[[ndarray], ndarray]) -> None:
         """Changes the training labels of these clients until the next fit begins (``setup``)."""
         labels = self.labels.copy()
         for client in clients.tolist():
@@ -289,14 +288,14 @@ class FederatedDataModule(LightningDataModule):
             labels[samples] = relabelled(labels[samples])
         self._set_labels(labels)
 
-    def _set_labels(self, labels: np.ndarray) -> None:
+    def _set_labels(self, labels: ndarray) -> None:
         if labels is self.labels:
             return
         self.labels = labels
         x, y = self._train
         self._train = (x, torch.from_numpy(labels).to(y.device))
 
-    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray | None:
+    def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> ndarray | None:
         """Random numbers for the augmentation of ``shape`` samples, integers ``[*shape, A]``, or
         None.
         """

@@ -5,11 +5,13 @@ which sample.
 from bisect import bisect_left
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from gcfed.utils.rng import generator
 
 
-def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) -> np.ndarray:
+def log_gamma(alpha: float, shape: tuple[int, ...], rng: Generator) -> ndarray:
     """Logarithms of Gamma(α) draws. Their softmax is a Dirichlet(α) draw.
 
     Gamma(α) = Gamma(α + 1) · U^(1/α), so the logarithms are finite even if the draws would
@@ -19,32 +21,32 @@ def log_gamma(alpha: float, shape: tuple[int, ...], rng: np.random.Generator) ->
     return np.log(rng.standard_gamma(alpha + 1, shape)) - rng.standard_exponential(shape) / alpha
 
 
-def softmax(logits: np.ndarray) -> np.ndarray:
+def softmax(logits: ndarray) -> ndarray:
     """Over the last axis."""
     weights = np.exp(logits - logits.max(-1, keepdims=True))
     return weights / weights.sum(-1, keepdims=True)
 
 
-def cut(shares_N: np.ndarray, size: int) -> np.ndarray:
+def cut(shares_N: ndarray, size: int) -> ndarray:
     """How many of ``size`` samples each client gets for its share, int64 [N]."""
     ends = np.cumsum(shares_N)
     return np.diff(np.floor(ends / ends[-1] * size).astype(np.int64), prepend=0)
 
 
-def in_order(values_n: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def in_order(values_n: ndarray, rng: Generator) -> ndarray:
     """The positions of the values in ascending order, equal values in random order, int64 [n]."""
     shuffled = rng.permutation(len(values_n))
     return shuffled[np.argsort(values_n[shuffled], kind="stable")]
 
 
-def scatter(values: np.ndarray, order: np.ndarray) -> np.ndarray:
+def scatter(values: ndarray, order: ndarray) -> ndarray:
     """The inverse of indexing: ``out[order[i]] = values[i]``, [n]."""
     out = np.empty_like(values)
     out[order] = values
     return out
 
 
-def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+def deal(counts_CN: ndarray, labels: ndarray, rng: Generator) -> ndarray:
     """Gives client k ``counts_CN[c, k]`` random samples of the c-th class in ``labels``, [n].
 
     Returns the owner of each sample, int64 [n], −1 for none.
@@ -56,7 +58,7 @@ def deal(counts_CN: np.ndarray, labels: np.ndarray, rng: np.random.Generator) ->
     return scatter(owners, in_order(labels, rng))
 
 
-def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random.Generator) -> None:
+def fill_up(owner_n: ndarray, num_clients: int, min_size: int, rng: Generator) -> None:
     """Fills clients up to ``min_size`` samples, in place.
 
     The largest clients give them, down to one common level.
@@ -64,7 +66,7 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     sizes_N = np.bincount(owner_n, minlength=num_clients)
     lacking_N = np.maximum(min_size - sizes_N, 0)
 
-    def above(level: int) -> np.ndarray:
+    def above(level: int) -> ndarray:
         """The samples of each client above this level, int64 [N]."""
         return np.maximum(sizes_N - level, 0)
 
@@ -82,9 +84,7 @@ def fill_up(owner_n: np.ndarray, num_clients: int, min_size: int, rng: np.random
     owner_n[rng.permutation(given_away)] = np.repeat(np.arange(num_clients), lacking_N)
 
 
-def held_out(
-    labels: np.ndarray, share: float, purpose: str, *, by_class: bool = True
-) -> np.ndarray:
+def held_out(labels: ndarray, share: float, purpose: str, *, by_class: bool = True) -> ndarray:
     """Which samples are held out, bool [n].
 
     At least one sample is held out, and at least one stays. The draw is the same for all seeds.

@@ -1,6 +1,7 @@
 """How far the labels and the inputs of clients differ, as numbers."""
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.data.partition import Partition
 
@@ -12,7 +13,7 @@ MOST_SAMPLES = 100  # of a client
 MOST_COORDINATES = 1000  # of a sample
 
 
-def label_skew(held_NC: np.ndarray) -> dict[str, float]:
+def label_skew(held_NC: ndarray) -> dict[str, float]:
     """How far the clients' labels are from the labels of all clients together, from 0 (i.i.d.) to
     1.
 
@@ -34,12 +35,12 @@ def label_skew(held_NC: np.ndarray) -> dict[str, float]:
     return skew
 
 
-def _entropy(shares: np.ndarray) -> np.ndarray:
+def _entropy(shares: ndarray) -> ndarray:
     """The entropy over the last axis, in bits."""
     return -(shares * np.log2(np.maximum(shares, 1e-300))).sum(-1)
 
 
-def feature_distance(x: np.ndarray, partition: Partition) -> float | None:
+def feature_distance(x: ndarray, partition: Partition) -> float | None:
     """The mean over clients of the distance between a client's mean input and that of all samples,
     in pooled standard deviations.
 
@@ -79,7 +80,7 @@ def feature_distance(x: np.ndarray, partition: Partition) -> float | None:
     return float(np.sqrt(squares_Kd.mean(1)).mean())
 
 
-def spaced(values: np.ndarray, most: int) -> np.ndarray:
+def spaced(values: ndarray, most: int) -> ndarray:
     """All values, or ``most`` of them at even distances."""
     if len(values) <= most:
         return values

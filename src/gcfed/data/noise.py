@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.data.partition import Partition
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.rng import generator
 
 
-def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) -> np.ndarray:
+def noisy_samples(x: ndarray, partition: Partition, sigma: float, seed: int) -> ndarray:
     """A copy of the samples [n, …] in which client k = 1 … N has Gaussian noise of standard
     deviation σ·k/N.
 
@@ -40,8 +41,8 @@ def noisy_samples(x: np.ndarray, partition: Partition, sigma: float, seed: int) 
 
 
 def noisy_labels(
-    y: np.ndarray, num_classes: int, partition: Partition, levels: Sequence[float], seed: int
-) -> np.ndarray:
+    y: ndarray, num_classes: int, partition: Partition, levels: Sequence[float], seed: int
+) -> ndarray:
     """A copy of the labels, int64 [n]. ``levels`` are (ρ, τ): a client is noisy with probability ρ.
     A noisy client draws a share from U(τ, 1), and random other classes replace this share of its
     labels, rounded.

@@ -8,6 +8,8 @@ from functools import cached_property
 from typing import ClassVar
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 
 from gcfed.data.dealing import cut, deal, fill_up, log_gamma, scatter, softmax
 from gcfed.utils.checked import Count, Positive, checked
@@ -25,11 +27,11 @@ class Partition:
     indices: int64 [number of assigned samples].  offsets: int64 [N + 1].
     """
 
-    indices: np.ndarray
-    offsets: np.ndarray
+    indices: ndarray
+    offsets: ndarray
 
     @classmethod
-    def from_owners(cls, owner_n: np.ndarray, num_clients: int) -> "Partition":
+    def from_owners(cls, owner_n: ndarray, num_clients: int) -> "Partition":
         """From the owner of each sample, int64 [n], −1 for none."""
         # of those without an owner first
         ends = np.cumsum(np.bincount(owner_n + 1, minlength=num_clients + 1))
@@ -39,18 +41,18 @@ class Partition:
     def num_clients(self) -> int:
         return len(self.offsets) - 1
 
-    def owners(self, num_samples: int) -> np.ndarray:
+    def owners(self, num_samples: int) -> ndarray:
         """The client of each sample, int64 [n], −1 for none."""
         owner_n = np.full(num_samples, -1)
         owner_n[self.indices] = np.repeat(np.arange(self.num_clients), self.sizes)
         return owner_n
 
     @cached_property
-    def sizes(self) -> np.ndarray:
+    def sizes(self) -> ndarray:
         """Number of samples of each client, int64 [N]."""
         return np.diff(self.offsets)
 
-    def client(self, k: int) -> np.ndarray:
+    def client(self, k: int) -> ndarray:
         """The sample indices of client ``k``, a view, int64 [n_k]."""
         return self.indices[self.offsets[k] : self.offsets[k + 1]]
 
@@ -71,8 +73,8 @@ class Partition:
         return kept, Partition(self.indices[is_aside], offsets)
 
     def label_counts(
-        self, labels: np.ndarray, num_classes: int, clients: np.ndarray | None = None
-    ) -> np.ndarray:
+        self, labels: ndarray, num_classes: int, clients: ndarray | None = None
+    ) -> ndarray:
         """How many labels of each class each client has (all clients, or ``clients`` in this
         order), int64 [N, C].
 
@@ -104,11 +106,11 @@ class Partitioner:
 
     def __call__(
         self,
-        labels: np.ndarray,
+        labels: ndarray,
         num_clients: int | None,
         *,
         seed: int,
-        groups: np.ndarray | None = None,
+        groups: ndarray | None = None,
     ) -> Partition:
         if self.by_class:
             labels = self._classes(labels)
@@ -123,7 +125,7 @@ class Partitioner:
         self._check_owners(owner_n, len(labels), num_clients)
         return Partition.from_owners(owner_n, num_clients)
 
-    def _classes(self, labels: np.ndarray) -> np.ndarray:
+    def _classes(self, labels: ndarray) -> ndarray:
         """One class per sample, int64 [n]: the labels, or the bins of the targets."""
         if labels.ndim == 1:
             return labels
@@ -151,7 +153,7 @@ class Partitioner:
             f" are {num_samples}: {remedy}."
         )
 
-    def _check_owners(self, owner_n: np.ndarray, num_samples: int, num_clients: int) -> None:
+    def _check_owners(self, owner_n: ndarray, num_samples: int, num_clients: int) -> None:
         is_valid = owner_n.dtype.kind in "iu" and owner_n.shape == (num_samples,)
         if is_valid and owner_n.min() >= -1 and owner_n.max() < num_clients:
             return
@@ -160,7 +162,7 @@ class Partitioner:
             f" clients 0 … {num_clients - 1}, or -1 for none: it returned {owner_n}."
         )
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         """The client of each sample, int64 [n], −1 for none."""
         raise NotImplementedError
 
@@ -172,7 +174,7 @@ class IID(Partitioner):
 
     by_class = False
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         return scatter(np.arange(len(labels)) % num_clients, rng.permutation(len(labels)))
 
 
@@ -194,7 +196,7 @@ class Dirichlet(Partitioner):
     max_tries: Count = 1000
     bins: Count = field(default=10, repr=False)
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
         # If the number of short clients is Poisson with mean m, a draw succeeds with probability
         # exp(−m). Far above ln(max_tries) all tries would fail, so the first draw is repaired at
@@ -216,9 +218,7 @@ class Dirichlet(Partitioner):
             fill_up(owner_n, num_clients, self.min_size, rng)
         return owner_n
 
-    def _draw(
-        self, class_sizes: np.ndarray, num_clients: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def _draw(self, class_sizes: ndarray, num_clients: int, rng: Generator) -> ndarray:
         counts_CN = np.zeros((len(class_sizes), num_clients), np.int64)
         held_N = np.zeros(num_clients, np.int64)
         for counts_N, size in zip(counts_CN, class_sizes, strict=True):
@@ -245,7 +245,7 @@ class DirichletBalanced(Partitioner):
     alpha: Positive
     bins: Count = field(default=10, repr=False)
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         left_C = np.unique(labels, return_counts=True)[1]
         log_mix_NC = log_gamma(self.alpha, (num_clients, len(left_C)), rng)
         counts_NC = np.zeros((num_clients, len(left_C)), np.int64)
@@ -280,7 +280,7 @@ class ClassesPerClient(Partitioner):
     classes: Count = 1
     bins: Count = field(default=10, repr=False)
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         present, class_sizes = np.unique(labels, return_counts=True)
         num_classes = len(present)
         if self.classes > num_classes:
@@ -308,7 +308,7 @@ class ClassesPerClient(Partitioner):
             counts_CN[index, client[held == index]] = size // holders + has_one_more
         return deal(counts_CN, labels, rng)
 
-    def _hands(self, num_classes: int, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def _hands(self, num_classes: int, num_clients: int, rng: Generator) -> ndarray:
         """The classes of each client, by rank, [N · classes]; those of a client differ."""
         cards = num_clients * self.classes
         if self.classes == 1:
@@ -338,11 +338,11 @@ class ByGroup(Partitioner):
 
     def __call__(
         self,
-        labels: np.ndarray,
+        labels: ndarray,
         num_clients: int | None,
         *,
         seed: int = 0,
-        groups: np.ndarray | None = None,
+        groups: ndarray | None = None,
     ) -> Partition:
         if groups is None:
             raise Refusal(

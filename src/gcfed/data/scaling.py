@@ -4,19 +4,18 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.data.base import FLOATS, Split
 
 
-def standardized(
-    splits: Sequence[Split], aside: np.ndarray
-) -> tuple[list[Split], dict[str, np.ndarray]]:
+def standardized(splits: Sequence[Split], aside: ndarray) -> tuple[list[Split], dict[str, ndarray]]:
     """The splits with their float samples and targets scaled, and the means and deviations: those
     of the first split, without the rows ``aside``.
 
     Columns of 0 and 1 stay as they are; constant columns get a deviation of 1.
     """
-    scaling: dict[str, np.ndarray] = {}
+    scaling: dict[str, ndarray] = {}
     scaled = list(splits)
     for key in ("x", "y"):
         values = getattr(splits[0], key)
@@ -30,7 +29,7 @@ def standardized(
     return scaled, scaling
 
 
-def _mean_and_deviation(values_nd: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _mean_and_deviation(values_nd: ndarray) -> tuple[ndarray, ndarray]:
     """Of each column, float64 [d]."""
     are_switches = ((values_nd == 0) | (values_nd == 1)).all(0)
     are_constant = np.ptp(values_nd, 0) == 0

@@ -6,6 +6,8 @@ from functools import partial
 from typing import Annotated, Any, Literal
 
 import numpy as np
+from numpy import ndarray
+from numpy.random import Generator
 from pydantic import Field
 
 from gcfed.data.dealing import cut, fill_up, in_order, log_gamma, scatter, softmax
@@ -14,7 +16,7 @@ from gcfed.utils.checked import Count, Positive, checked
 from gcfed.utils.refusal import Refusal
 
 # of images, uint8 [m, C, H, W], to images of the same shape
-Change = Callable[[np.ndarray], np.ndarray]
+Change = Callable[[ndarray], ndarray]
 
 
 @checked
@@ -31,7 +33,7 @@ class Shards(Partitioner):
     bins = None  # sorts a regression's targets by their values
     shards: Count = 2
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         count = num_clients * self.shards
         by_class = in_order(labels, rng)
         shard_n = np.arange(len(labels)) * count // len(labels)
@@ -54,7 +56,7 @@ class DirichletSizes(Partitioner):
     alpha: Positive
     min_size: Count = 1
 
-    def owners(self, labels: np.ndarray, num_clients: int, rng: np.random.Generator) -> np.ndarray:
+    def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         shares_N = softmax(log_gamma(self.alpha, (num_clients,), rng))
         sizes_N = cut(shares_N, len(labels))
         owners = np.repeat(np.arange(num_clients), sizes_N)
@@ -79,9 +81,7 @@ class Shift:
     def __call__(self, *labels_and_clients: Any, **seed_and_groups: Any) -> Partition:
         return self.of(*labels_and_clients, **seed_and_groups)
 
-    def shifted(
-        self, x_nCHW: np.ndarray, owner_n: np.ndarray, owners: int, rng: np.random.Generator
-    ) -> np.ndarray:
+    def shifted(self, x_nCHW: ndarray, owner_n: ndarray, owners: int, rng: Generator) -> ndarray:
         """A changed copy of the images, uint8 [n, C, H, W], with owners [n]; ``rng`` draws the
         owners' groups.
 

@@ -4,8 +4,6 @@ unit, the numbers that ``summary.json`` has of it, and what makes a run write it
 The parts of a run name the columns that they write (``writes``, ``numbers``, ``Task.columns``).
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """``failure.txt``, which says how a run failed."""
 
-from __future__ import annotations
-
 import signal
 import traceback
 from collections.abc import Iterator

@@ -3,8 +3,6 @@
 Resuming, repetitions in a report and cells of a paper's table compare identities.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import re

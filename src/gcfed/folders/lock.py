@@ -4,8 +4,6 @@ The ``filelock`` package does not name the holder, and leaves its files. On a fi
 locks it uses the mere existence of a file, so that a killed process would lock for ever.
 """
 
-from __future__ import annotations
-
 import fcntl
 import logging
 import os

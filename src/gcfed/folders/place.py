@@ -2,8 +2,6 @@
 for it.
 """
 
-from __future__ import annotations
-
 import logging
 import re
 import sys

@@ -1,7 +1,5 @@
 """What a run writes to its folder at its beginning, and the global model at its end."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from collections.abc import Mapping, Sequence

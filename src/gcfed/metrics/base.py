@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 from lightning.pytorch import LightningModule, Trainer
+from numpy import ndarray
 from torch import Tensor
 
 from gcfed.federated.network.stack import ClientStack
@@ -304,14 +305,14 @@ def now(device: torch.device) -> float:
     return perf_counter()
 
 
-def drawn(samples: np.ndarray, most: int | None, rng: np.random.Generator) -> np.ndarray:
+def drawn(samples: ndarray, most: int | None, rng: np.random.Generator) -> ndarray:
     """At most ``most`` of these samples, drawn at random, in their order; None: all."""
     if most is None or len(samples) <= most:
         return samples
     return np.sort(rng.choice(samples, most, replace=False))
 
 
-def fetch_tests(data: Any, samples: np.ndarray) -> tuple[Tensor, Tensor]:
+def fetch_tests(data: Any, samples: ndarray) -> tuple[Tensor, Tensor]:
     """These samples of the test split."""
     inputs = []
     labels = []

@@ -1,7 +1,5 @@
 """The state of a network and of all that it refers to, so that a trial pass leaves no mark."""
 
-from __future__ import annotations
-
 import random
 import sys
 from collections import deque
@@ -13,13 +11,15 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ndarray
+from numpy.random import Generator
 from torch import Tensor, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import is_lazy
 
 PLAIN = (bool, int, float, complex, str, type(None))
 CONTAINERS = (list, dict, set, deque)
-GENERATORS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
+GENERATORS = (torch.Generator, Generator, np.random.RandomState, random.Random)
 #: Objects, functions and classes of these packages keep no state of the user's network.
 LIBRARIES = sys.stdlib_module_names | {
     "gcfed",
@@ -82,7 +82,7 @@ class Snapshot:
         """Notes the state of an object. Returns the objects that it refers to."""
         if isinstance(thing, Tensor):
             return self._record_tensor(thing)
-        if isinstance(thing, np.ndarray):
+        if isinstance(thing, ndarray):
             self._undo.append(partial(_restore_array, thing, thing.copy()))
             return ()
         if isinstance(thing, GENERATORS):
@@ -201,7 +201,7 @@ def _restore_class(owner: type, attributes: Mapping[str, Any]) -> None:
             setattr(owner, name, value)
 
 
-def _restore_array(owner: np.ndarray, entries: np.ndarray) -> None:
+def _restore_array(owner: ndarray, entries: ndarray) -> None:
     if owner.flags.writeable:
         owner[...] = entries
 
@@ -229,7 +229,7 @@ def _restore_tensor(
 
 
 def _undo_of(generator: Any) -> Callable[[], object]:
-    if isinstance(generator, np.random.Generator):
+    if isinstance(generator, Generator):
         bits = generator.bit_generator
         return partial(setattr, bits, "state", deepcopy(bits.state))
     if isinstance(generator, random.Random):

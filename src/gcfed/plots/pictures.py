@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 from numpy import ndarray
 from numpy.typing import ArrayLike
+from pandas import DataFrame
 
 from gcfed.data.distances import label_skew, spaced
 from gcfed.folders.measures import smooth
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @styled
-def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
+def plot_curves(table: DataFrame, path: str | Path) -> Figure:
     """Test accuracy (each test, and the mean of ten rounds) and losses over the rounds.
 
     A regression shows its relative error instead of the accuracy, or another test measure. An axis
@@ -68,7 +69,7 @@ def plot_curves(table: pd.DataFrame, path: str | Path) -> Figure:
     return figure
 
 
-def _measure_of_tests(table: pd.DataFrame) -> str:
+def _measure_of_tests(table: DataFrame) -> str:
     """The column that shows how well a run does: the first of these that has a value."""
     names = ["test/acc", "test/relative_error"]
     names += [name for name in table if name.startswith("test/") and name != "test/loss"]
@@ -91,7 +92,7 @@ def draw_partition(data: FederatedDataModule, held_NC: ndarray, path: Path) -> N
     words = [f"{data.dataset.name}: {data.num_clients:,} clients", type(data.partitioner).__name__]
     words += _first_setting(data.partitioner)
     title = f"{', '.join(words)}\nlabel skew: {skew_in_words(label_skew(held_NC))}"
-    counts = pd.DataFrame(held_NC)
+    counts = DataFrame(held_NC)
     names = data.dataset.class_names or ()
     if len(names) == data.num_classes:
         counts.columns = pd.Index(names)
@@ -110,7 +111,7 @@ def _first_setting(partitioner: object) -> list[str]:
 
 @styled
 def plot_partition(
-    label_counts: ArrayLike | pd.DataFrame,
+    label_counts: ArrayLike | DataFrame,
     path: str | Path,
     title: str,
     clients: int | None = None,
@@ -125,7 +126,7 @@ def plot_partition(
             and classes.
         clients: the number of all clients, if ``label_counts`` has only some of them.
     """
-    counts = pd.DataFrame(label_counts)
+    counts = DataFrame(label_counts)
     num_drawn, num_classes = counts.shape
     cell = np.clip(np.array([10, 6]) / counts.shape, [0.2, 0.045], [0.5, 0.32])  # inches
     width, height = np.clip(cell * counts.shape, [3.0, 1.8], 12.0)  # inches
@@ -148,7 +149,7 @@ def plot_partition(
     return figure
 
 
-def _draw_bubbles(axes: Axes, label_counts: pd.DataFrame, diameter: float) -> None:
+def _draw_bubbles(axes: Axes, label_counts: DataFrame, diameter: float) -> None:
     """A bubble for each client and class. The largest has this diameter, in points."""
     counts_NC = label_counts.to_numpy()
     area = diameter**2 / max(counts_NC.max(), 1)  # of one sample

@@ -1,7 +1,5 @@
 """``gcfed-new flowers``: writes a folder for a project of your own, with files that run."""
 
-from __future__ import annotations
-
 import re
 import sys
 from pathlib import Path

@@ -12,8 +12,8 @@ from os.path import relpath
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pandas as pd
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from pandas import DataFrame
 
 from gcfed.folders.folder import STATES, Run, find_runs
 from gcfed.folders.measures import parse, value
@@ -167,7 +167,7 @@ def _list_files(
     write_text(out / LIST, "\n".join(names) + "\n")
 
 
-def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
+def _verdicts(frame: DataFrame) -> dict[str, Verdict]:
     """The verdict of each place: those with several methods first, then by the number of seeds."""
     verdicts = {place: judge(rows) for place, rows in frame.groupby("place", sort=False)}
 
@@ -179,7 +179,7 @@ def _verdicts(frame: pd.DataFrame) -> dict[str, Verdict]:
 
 
 def _write_tables(
-    frame: pd.DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], folder: Path
+    frame: DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], folder: Path
 ) -> dict[str, list[Sheet]]:
     """Writes the tables of each place in LaTeX; returns them."""
     tables: dict[str, list[Sheet]] = {}
@@ -197,19 +197,19 @@ def _write_tables(
 
 
 def _write_runs(
-    frame: pd.DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], path: Path
+    frame: DataFrame, verdicts: Mapping[str, Verdict], columns: Sequence[str], path: Path
 ) -> None:
     """Writes a line per run with all digits of its measures."""
     measures = dict.fromkeys([*(one.measure for one in verdicts.values()), *columns])
     numbers = {measure: [value(run, measure) for run in frame["run"]] for measure in measures}
-    lines = harmless(all_runs(frame)).join(pd.DataFrame(numbers, frame.index))
+    lines = harmless(all_runs(frame)).join(DataFrame(numbers, frame.index))
     write_text(path, lines.to_csv(index=False))
 
 
 def _page(
     title: str,
     found: _Found,
-    frame: pd.DataFrame,
+    frame: DataFrame,
     verdicts: Mapping[str, Verdict],
     tables: Mapping[str, Sequence[Sheet]],
     pictures: Sequence[Picture],

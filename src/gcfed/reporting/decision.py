@@ -1,7 +1,5 @@
 """By which column the methods of a comparison are judged, and which cannot be compared."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """The figures of a report: curves over the rounds, the bytes that were sent, and simulated time."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from textwrap import fill
@@ -11,6 +9,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from pandas import DataFrame, Series
 
 from gcfed.folders.folder import FINISHED, Run
 from gcfed.folders.measures import CLOCK, parse, smooth
@@ -79,7 +78,7 @@ class Mark(NamedTuple):
 
 
 @styled
-def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> list[Picture]:
+def draw(frame: DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> list[Picture]:
     """Writes all figures as PNG and PDF."""
     shades = looks(frame["method"])
     pictures: list[Picture] = []
@@ -94,14 +93,14 @@ def draw(frame: pd.DataFrame, verdicts: Mapping[str, Verdict], folder: Path) -> 
     return pictures
 
 
-def _drawn_rows(frame: pd.DataFrame, place: str, verdict: Verdict) -> pd.DataFrame:
+def _drawn_rows(frame: DataFrame, place: str, verdict: Verdict) -> DataFrame:
     """The rows of a place's first methods, in the order of its table."""
     methods = [*verdict.table.index[:MOST_METHODS]]
     rows = frame[(frame["place"] == place) & frame["method"].isin(methods)]
     return rows.sort_values("method", key=lambda names: names.map(methods.index), kind="stable")
 
 
-def _sketches(rows: pd.DataFrame, verdict: Verdict) -> list[Sketch]:
+def _sketches(rows: DataFrame, verdict: Verdict) -> list[Sketch]:
     """The figures of a place: the column of the verdict comes first, also over bytes and time."""
     sketches: list[Sketch] = []
     first = parse(verdict.measure).column
@@ -129,7 +128,7 @@ def _sketches(rows: pd.DataFrame, verdict: Verdict) -> list[Sketch]:
     return sketches
 
 
-def _caption(rows: pd.DataFrame, verdict: Verdict) -> str:
+def _caption(rows: DataFrame, verdict: Verdict) -> str:
     """What the curves of a place show."""
     caption = ""
     if verdict.table["n"].max() > 1:
@@ -141,7 +140,7 @@ def _caption(rows: pd.DataFrame, verdict: Verdict) -> str:
     return caption
 
 
-def _bytes_differ(rows: pd.DataFrame) -> bool:
+def _bytes_differ(rows: DataFrame) -> bool:
     """Whether the methods send different numbers of bytes in all their rounds."""
     finished = rows[rows["state"] == FINISHED]
     totals = finished["run"].map(lambda run: _megabytes(run).sum())
@@ -149,14 +148,14 @@ def _bytes_differ(rows: pd.DataFrame) -> bool:
     return len(means) > 1 and bool(means.max() > 1.01 * means.min())
 
 
-def _megabytes(run: Run) -> pd.Series:
+def _megabytes(run: Run) -> Series:
     """What was sent in each round, down and up, in megabytes."""
     return (run.curve("comm/down_bytes") + run.curve("comm/up_bytes")) / 1e6
 
 
 @styled
 def curves(
-    rows: pd.DataFrame,
+    rows: DataFrame,
     column: str,
     shades: Mapping[str, Mapping[str, Any]],
     smoothed: bool = False,
@@ -221,7 +220,7 @@ class _Panel(NamedTuple):
             mark: markers lie above all lines, so that they show where curves coincide. None: none.
         """
         each = {i: _curve(run, self.column, self.smoothed) for i, run in enumerate(runs)}
-        values = pd.DataFrame(each).dropna()
+        values = DataFrame(each).dropna()
         if values.empty:
             return False
         mean = values.mean(axis=1)
@@ -241,11 +240,11 @@ class _Panel(NamedTuple):
         """Where the values of these rounds are drawn."""
         if self.over == "round":
             return rounds.to_numpy(dtype=float)
-        until = pd.DataFrame({i: _until(run, self.over) for i, run in enumerate(runs)})
+        until = DataFrame({i: _until(run, self.over) for i, run in enumerate(runs)})
         return until.mean(axis=1).reindex(rounds).to_numpy()
 
 
-def _until(run: Run, over: str) -> pd.Series:
+def _until(run: Run, over: str) -> Series:
     """Megabytes or seconds from the start to the end of each round."""
     return _megabytes(run).cumsum() if over == "bytes" else run.curve(CLOCK)
 
@@ -265,7 +264,7 @@ def _legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, [*entries], loc="outside lower center", ncols=abreast)
 
 
-def _curve(run: Run, column: str, smoothed: bool) -> pd.Series:
+def _curve(run: Run, column: str, smoothed: bool) -> Series:
     curve = run.curve(column).replace([np.inf, -np.inf], np.nan).dropna()
     if smoothed:
         curve = smooth(curve)

@@ -1,7 +1,5 @@
 """Runs as one DataFrame with a row per run, and readable names for what differs between them."""
 
-from __future__ import annotations
-
 import logging
 import re
 from collections.abc import Iterable, Sequence
@@ -10,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from gcfed.folders.folder import STORAGE, TRIALS, Run, mixed_versions
 from gcfed.participation.sampling import number_of_clients
@@ -61,7 +60,7 @@ _PLAIN = re.compile(
 )
 
 
-def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
+def frame_of(runs: Iterable[Run]) -> DataFrame:
     """A row per run whose config can be read, with the columns :data:`RUN_COLUMNS`.
 
     Runs with the same ``setting`` are repetitions: all keys that change results are equal, except
@@ -72,11 +71,11 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     """
     runs = [run for run in runs if run.config]
     if not runs:
-        return pd.DataFrame(columns=RUN_COLUMNS)
-    keys = pd.DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
+        return DataFrame(columns=RUN_COLUMNS)
+    keys = DataFrame([_texts(run) for run in runs], dtype=object).fillna("")
     _complete_seeds(keys, runs)
     differing = sorted(keys.columns[keys.nunique() > 1], key=_importance)
-    frame = pd.DataFrame({"run": pd.Series(runs, dtype=object)})
+    frame = DataFrame({"run": Series(runs, dtype=object)})
     frame["setting"] = keys.groupby([*keys], sort=False).ngroup()
     first = frame.groupby("setting")["run"].first()
     settings = keys[differing].groupby(frame["setting"]).first()
@@ -90,7 +89,7 @@ def frame_of(runs: Iterable[Run]) -> pd.DataFrame:
     return frame.join(keys[differing].drop(columns=RUN_COLUMNS, errors="ignore"))
 
 
-def _names(first: pd.Series, settings: pd.DataFrame) -> pd.DataFrame:
+def _names(first: Series, settings: DataFrame) -> DataFrame:
     """The place and the method of each setting, with names that tell them apart.
 
     Args:
@@ -103,10 +102,10 @@ def _names(first: pd.Series, settings: pd.DataFrame) -> pd.DataFrame:
     method = first.map(_method)
     for _, same_place in method.groupby(place):
         method[same_place.index] = _distinguished(same_place, of_methods.loc[same_place.index])
-    return pd.DataFrame({"place": place, "method": method})
+    return DataFrame({"place": place, "method": method})
 
 
-def _warn_of_changed_data(frame: pd.DataFrame) -> None:
+def _warn_of_changed_data(frame: DataFrame) -> None:
     """Warns if two runs of a place and a seed had other samples, labels or clients, as after an
     edit of the files: their settings do not show it.
     """
@@ -130,14 +129,14 @@ def _warn_of_changed_data(frame: pd.DataFrame) -> None:
                 break
 
 
-def _warn_of_versions(frame: pd.DataFrame) -> None:
+def _warn_of_versions(frame: DataFrame) -> None:
     for place, runs in frame.groupby("place", sort=False)["run"]:
         mixed = mixed_versions(runs)
         if mixed:
             log.warning("%s: %s.", place, mixed)
 
 
-def _repeated(frame: pd.DataFrame) -> pd.Series:
+def _repeated(frame: DataFrame) -> Series:
     """Whether another run of the same setting and seed counts instead: the one that ended last."""
     ends = [(run.has_ended, _time_of_end(run)) for run in frame["run"]]
     order = sorted(frame.index, key=ends.__getitem__)
@@ -153,7 +152,7 @@ def _time_of_end(run: Run) -> float:
         return 0.0
 
 
-def _complete_seeds(keys: pd.DataFrame, runs: Sequence[Run]) -> None:
+def _complete_seeds(keys: DataFrame, runs: Sequence[Run]) -> None:
     """Completes a seed that all repetitions share, such as ``data.seed=1``, where it equals the
     run's own seed.
 
@@ -178,19 +177,19 @@ def search_of(run: Run) -> Path | None:
     return None
 
 
-def varying(texts: pd.DataFrame) -> pd.DataFrame:
+def varying(texts: DataFrame) -> DataFrame:
     """The keys in which these rows differ.
 
     If several keys always change together, only the first is kept. A key is left out if its value
     follows from the ``_target_`` in its section.
     """
     texts = texts.loc[:, texts.nunique() > 1]
-    codes = pd.DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
+    codes = DataFrame({key: pd.factorize(texts[key])[0] for key in texts}, index=texts.index)
     kept = texts.loc[:, ~codes.T.duplicated().to_numpy()]
     return kept.drop(columns=[key for key in kept if _follows_from_class(key, kept)])
 
 
-def _follows_from_class(key: str, texts: pd.DataFrame) -> bool:
+def _follows_from_class(key: str, texts: DataFrame) -> bool:
     """Whether each class in the key's section has one value of the key."""
     target = f"{key.rpartition('.')[0]}._target_"
     if key == target or target not in texts:
@@ -216,7 +215,7 @@ def described(key: str, text: str, whole: bool = False) -> str:
     return text if key.endswith("_target_") else f"{symbol(key)} {text}"
 
 
-def _distinguished(names: pd.Series, texts: pd.DataFrame) -> pd.Series:
+def _distinguished(names: Series, texts: DataFrame) -> Series:
     """Adds to equal names the values in which they differ.
 
     A value that most of them have, or that is not set, is left out.

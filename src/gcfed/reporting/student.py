@@ -2,8 +2,6 @@
 Mathematical Functions, 26.5.27).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from functools import cache

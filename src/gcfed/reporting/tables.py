@@ -1,7 +1,5 @@
 """The tables of a report, in HTML and in LaTeX."""
 
-from __future__ import annotations
-
 import html
 import re
 from collections.abc import Sequence, Set
@@ -10,6 +8,7 @@ from functools import partial
 from os.path import relpath
 
 import pandas as pd
+from pandas import DataFrame, Series
 
 from gcfed.data.distances import FEATURE_SKEW, LABEL_SKEW
 from gcfed.folders.folder import DIVERGED, STATES, mixed_versions
@@ -54,7 +53,7 @@ class Sheet:
 
     name: str  # of the file
     title: str
-    frame: pd.DataFrame
+    frame: DataFrame
     bold: Sequence[bool] = ()
     notes: Sequence[str] = ()
     printed: int = 0  # the first so many columns are in LaTeX
@@ -76,7 +75,7 @@ class Sheet:
         cells = self._marked(marks, "<strong>%s</strong>")
         return cells.to_html(index=False, escape=False, border=0)
 
-    def _marked(self, marks: dict[int, str], bold: str) -> pd.DataFrame:
+    def _marked(self, marks: dict[int, str], bold: str) -> DataFrame:
         cells = self.frame.astype(str).map(lambda text: text.translate(marks))
         for row, is_bold in enumerate(self.bold):
             if is_bold:
@@ -84,7 +83,7 @@ class Sheet:
         return cells.rename(columns=lambda name: name.translate(marks))
 
 
-def measured(verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> pd.DataFrame:
+def measured(verdict: Verdict, rows: DataFrame, measures: Sequence[str]) -> DataFrame:
     """A row per method and a column per measure that any run has, with cells such as ``61.20 ±
     0.80``.
 
@@ -107,20 +106,20 @@ def measured(verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str]) -> p
         for method, numbers in numbers_of.items():
             cells.append(_cell(numbers, scale, measure, missed.get(method, set())))
         texts[scale.heading] = cells
-    return pd.DataFrame(texts, dtype=object)
+    return DataFrame(texts, dtype=object)
 
 
-def _counted(method: str, verdict: Verdict, values: pd.DataFrame) -> pd.Series:
+def _counted(method: str, verdict: Verdict, values: DataFrame) -> Series:
     """The values of a method that count, by seed. ``values``: [seeds, methods]."""
     if method not in values:
-        return pd.Series(dtype=float)
+        return Series(dtype=float)
     numbers = values[method]
     if method in verdict.ranked:
         numbers = numbers.reindex(verdict.seeds)
     return numbers.dropna()
 
 
-def _missed(rows: pd.DataFrame, measure: str) -> dict[str, set[int]]:
+def _missed(rows: DataFrame, measure: str) -> dict[str, set[int]]:
     """The seeds of each method that did not reach a target."""
     missed: dict[str, set[int]] = {}
     counted = rows[~rows["repeated"]]
@@ -131,7 +130,7 @@ def _missed(rows: pd.DataFrame, measure: str) -> dict[str, set[int]]:
     return missed
 
 
-def _cell(numbers: pd.Series, scale: Scale, measure: str, missed: Set[int]) -> str:
+def _cell(numbers: Series, scale: Scale, measure: str, missed: Set[int]) -> str:
     """``61.20 ± 0.80``; ``12+`` if a seed missed a target; ``–`` without a number."""
     if numbers.empty:
         return "–"
@@ -144,7 +143,7 @@ def _cell(numbers: pd.Series, scale: Scale, measure: str, missed: Set[int]) -> s
 
 
 def comparison(
-    verdict: Verdict, rows: pd.DataFrame, measures: Sequence[str], name: str, place: str
+    verdict: Verdict, rows: DataFrame, measures: Sequence[str], name: str, place: str
 ) -> Sheet:
     """A row per method, the best first. ``measures`` are further columns."""
     frame = measured(verdict, rows, [verdict.measure, *measures])
@@ -159,7 +158,7 @@ def comparison(
     columns["seeds"] = verdict.table["n"].to_numpy()
     others = frame.drop(columns=["method", heading], errors="ignore")
     others = others.drop(columns=_equal_bytes(others))
-    cells = pd.concat([methods, pd.DataFrame(columns, frame.index), others], axis=1)
+    cells = pd.concat([methods, DataFrame(columns, frame.index), others], axis=1)
     bold = [method in verdict.leaders for method in methods]
     title = f"{verdict.direction}: {place}"
     legend = ""
@@ -174,26 +173,26 @@ def _marked_difference(verdict: Verdict, method: str) -> str:
     return f"{text}*" if method in verdict.significant else text
 
 
-def _main_column(verdict: Verdict, rows: pd.DataFrame, frame: pd.DataFrame) -> pd.Series:
+def _main_column(verdict: Verdict, rows: DataFrame, frame: DataFrame) -> Series:
     """The measure of the verdict, or why a method has no number. † marks a diverged run."""
     states = rows.groupby("method")["state"].agg(
         lambda states_of_runs: ", ".join(dict.fromkeys(states_of_runs))
     )
     states = frame["method"].map(states)
-    cells = frame.get(verdict.scale.heading, pd.Series("–", frame.index))
+    cells = frame.get(verdict.scale.heading, Series("–", frame.index))
     cells = cells.mask(frame["method"].isin([*verdict.not_compared]), "not compared")
     cells = cells.where(cells != "–", states)
     return cells.mask(states.str.contains(DIVERGED), cells + " †")
 
 
-def _equal_bytes(cells: pd.DataFrame) -> list[str]:
+def _equal_bytes(cells: DataFrame) -> list[str]:
     """The columns of bytes in which the methods do not differ, if there are several methods."""
     if len(cells) < 2:
         return []
     return [name for name in cells if name.endswith("(MB)") and cells[name].nunique() == 1]
 
 
-def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
+def _notes(verdict: Verdict, rows: DataFrame) -> list[str]:
     notes = [_reading(verdict, rows)]
     notes += [f"Not compared: {why}." for why in verdict.not_compared.values()]
     if verdict.declared and not parse(verdict.measure).column.startswith("test/"):
@@ -215,10 +214,10 @@ def _notes(verdict: Verdict, rows: pd.DataFrame) -> list[str]:
     return [note for note in notes if note]
 
 
-def _skews(rows: pd.DataFrame) -> list[str]:
+def _skews(rows: DataFrame) -> list[str]:
     """How far the clients' labels and inputs differ, as means over the runs that measured it."""
     summaries = [run.summary for run in rows["run"]]
-    figures = pd.DataFrame(summaries, columns=[*LABEL_SKEW, FEATURE_SKEW]).astype(float)
+    figures = DataFrame(summaries, columns=[*LABEL_SKEW, FEATURE_SKEW]).astype(float)
     means = figures.mean().dropna().to_dict()
     notes = []
     if {*LABEL_SKEW} <= means.keys():
@@ -232,7 +231,7 @@ def _whose(verdict: Verdict) -> str:
     return f"the models that clients of {listed([*verdict.declared])} use"
 
 
-def _reading(verdict: Verdict, rows: pd.DataFrame) -> str:
+def _reading(verdict: Verdict, rows: DataFrame) -> str:
     """How to read the numbers of a comparison."""
     sentences = []
     if verdict.table["n"].max() > 1:
@@ -252,7 +251,7 @@ def _reading(verdict: Verdict, rows: pd.DataFrame) -> str:
     return " ".join(sentences)
 
 
-def _different_clients(rows: pd.DataFrame) -> list[str]:
+def _different_clients(rows: DataFrame) -> list[str]:
     """The settings of local training in which methods differ, if their names do not show it."""
     texts = rows.set_index("method")
     texts = varying(texts.loc[:, texts.columns.str.match(r"client\.|precision|privacy")])
@@ -268,7 +267,7 @@ def _different_clients(rows: pd.DataFrame) -> list[str]:
     return notes
 
 
-def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Sheet | None:
+def targets(verdict: Verdict, rows: DataFrame, name: str, place: str) -> Sheet | None:
     """Rounds to the highest targets that a run reached, and seconds if all runs have a clock; None
     if no run reached one.
 
@@ -292,7 +291,7 @@ def targets(verdict: Verdict, rows: pd.DataFrame, name: str, place: str) -> Shee
     return Sheet(name, title, frame, (), notes, len(frame.columns))
 
 
-def _reached(runs: pd.Series) -> list[str]:
+def _reached(runs: Series) -> list[str]:
     """The measures ``rounds:<target>`` of the targets that a run reached, ascending."""
     asked = {float(target) for run in runs for target in run.get("targets") or ()}
     reached = []
@@ -303,7 +302,7 @@ def _reached(runs: pd.Series) -> list[str]:
     return reached
 
 
-def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
+def all_runs(rows: DataFrame) -> DataFrame:
     """Every run with its folder; those that have not ended come first."""
     rows = rows.sort_values("state", key=lambda s: -s.map(STATES.index), kind="stable")
     frame = rows[["state", "method", "place", "seed"]].copy()
@@ -313,7 +312,7 @@ def all_runs(rows: pd.DataFrame) -> pd.DataFrame:
     return frame
 
 
-def harmless(frame: pd.DataFrame) -> pd.DataFrame:
+def harmless(frame: DataFrame) -> DataFrame:
     """A copy in which no text is a formula: spreadsheets compute cells that begin with =, +, -
     or @. Such a text gets an apostrophe in front; numbers stay.
     """

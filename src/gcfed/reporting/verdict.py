@@ -1,7 +1,5 @@
 """Which methods lead in one place, by how much, and how sure that is."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -9,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from pandas import DataFrame
 
 from gcfed.folders.columns import is_accuracy
 from gcfed.folders.measures import parse
@@ -84,7 +83,7 @@ COMPARISON_COLUMNS = (
 )
 
 
-def compare_methods(values: pd.DataFrame, reference: object = None) -> pd.DataFrame:
+def compare_methods(values: DataFrame, reference: object = None) -> DataFrame:
     """A row per method, with the columns :data:`COMPARISON_COLUMNS`.
 
     ``n`` values have a ``mean``, a standard deviation ``std``, and a 95 % interval of the mean from
@@ -114,10 +113,10 @@ def compare_methods(values: pd.DataFrame, reference: object = None) -> pd.DataFr
             *interval(differences),
             paired_p(differences),
         )
-    return pd.DataFrame.from_dict(rows, orient="index", columns=[*COMPARISON_COLUMNS])
+    return DataFrame.from_dict(rows, orient="index", columns=[*COMPARISON_COLUMNS])
 
 
-def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
+def per_seed(rows: DataFrame, measure: str) -> DataFrame:
     """A measure of ended runs, [seeds, methods], or NaN.
 
     A run that missed a target counts with all its rounds or seconds.
@@ -128,7 +127,7 @@ def per_seed(rows: pd.DataFrame, measure: str) -> pd.DataFrame:
     for run in counted["run"]:
         number, _ = parse(measure).bounded(run)
         values.append(number)
-    frame = pd.DataFrame(
+    frame = DataFrame(
         {"seed": counted["seed"], "method": counted["method"], "value": np.array(values, float)}
     )
     return frame.pivot(index="seed", columns="method", values="value").dropna(how="all")
@@ -142,7 +141,7 @@ class Verdict:
     scale: Scale
     #: A row of :func:`compare_methods` per method: over the shared seeds, with the difference to
     #: ``reference``; for an unranked method over its own seeds, without one.
-    table: pd.DataFrame
+    table: DataFrame
     ranked: list[str]  # methods that share at least three seeds
     seeds: list[int]  # the seeds that they share
     reference: str  # FedAvg if it is ranked, otherwise the best; "" if nothing is ranked
@@ -246,7 +245,7 @@ class Verdict:
         return f"{scale.text(difference, '+')} ({scale.text(low)} to {scale.text(high)})"
 
 
-def judge(rows: pd.DataFrame) -> Verdict:
+def judge(rows: DataFrame) -> Verdict:
     """``rows`` are those of one place in :func:`gcfed.reporting.frame.frame_of`."""
     by_method = rows[~rows["repeated"]].groupby("method", sort=False)["run"]
     decision = decide({method: [*runs] for method, runs in by_method})
@@ -282,7 +281,7 @@ def judge(rows: pd.DataFrame) -> Verdict:
     )
 
 
-def _sharing_seeds(values: pd.DataFrame) -> tuple[list[str], pd.Index]:
+def _sharing_seeds(values: DataFrame) -> tuple[list[str], pd.Index]:
     """The methods that share enough seeds to be ranked, and these seeds.
 
     Methods with the most seeds come first, so that one with few seeds does not exclude them.
@@ -322,7 +321,7 @@ def family_size(num_methods: int, reference: str) -> int:
     return num_methods * (num_methods - 1) // 2
 
 
-def _leading(gains: pd.DataFrame) -> list[str]:
+def _leading(gains: DataFrame) -> list[str]:
     """The methods that are not clearly worse than any other.
 
     Args:

@@ -17,8 +17,6 @@ ones. A my.yaml of your own:
     seeds: [1, 2, 3]
 """
 
-from __future__ import annotations
-
 import shlex
 import time
 from collections import Counter

@@ -4,14 +4,12 @@ A table of your own has no printed numbers. It gets the 95 % interval of each me
 difference to FedAvg or the best row, seed by seed, as the report has it.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
+from pandas import DataFrame
 
 from gcfed.folders.folder import DIVERGED, mixed_versions
 from gcfed.folders.measures import parse
@@ -51,7 +49,7 @@ def write_comparison(
         gains = gains_of(cells)
     cells = sorted(cells, key=lambda cell: table.rows.index(cell.row))  # row by row
     marked = significant(gains)
-    frame = pd.DataFrame([_line(table, cell, gains, marked) for cell in cells])
+    frame = DataFrame([_line(table, cell, gains, marked) for cell in cells])
     title = _title(table, scale, cells)
     notes = _notes(table, cells, gains)
     if changes:
@@ -176,7 +174,7 @@ def _title(table: Table, scale: str, cells: Sequence[Cell]) -> str:
     return f"## {names} (scale={scale}, {length})"
 
 
-def _markdown(table: Table, cells: pd.DataFrame) -> str:
+def _markdown(table: Table, cells: DataFrame) -> str:
     """A row for ours, the paper's and their difference."""
     kinds = {"ours": "", "paper": "*paper*", "difference": "*difference*"}
     if not table.cells:
@@ -187,7 +185,7 @@ def _markdown(table: Table, cells: pd.DataFrame) -> str:
         for kind, heading in kinds.items():
             if cells_of_row[kind].any():
                 lines.append([heading or row, *cells_of_row[kind].reindex(columns, fill_value="–")])
-    frame = pd.DataFrame(lines, columns=["", *columns])
+    frame = DataFrame(lines, columns=["", *columns])
     return frame.to_markdown(index=False, disable_numparse=True)
 
 

@@ -2,8 +2,6 @@
 core.
 """
 
-from __future__ import annotations
-
 import timeit
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """The jobs of a table: which runs it has, what composes each, and the names of their folders."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections import Counter

@@ -1,7 +1,5 @@
 """Compares our numbers: with the printed ones, or with those of the reference row."""
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence

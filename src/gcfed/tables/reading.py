@@ -1,7 +1,5 @@
 """Reads tables: those of the package by name, any other by its path."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping
 from dataclasses import fields

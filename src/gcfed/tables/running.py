@@ -1,7 +1,5 @@
 """The runs of a table's jobs: looks up what is done, and trains what is left."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence

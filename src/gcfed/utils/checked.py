@@ -12,8 +12,6 @@ Strict: "3" is not a number, 1.0 is not an integer, and 1 is not true.
 :mod:`gcfed.utils.instantiate` adds the key.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import is_dataclass

@@ -2,8 +2,6 @@
 one.
 """
 
-from __future__ import annotations
-
 import os
 import pickle
 import re

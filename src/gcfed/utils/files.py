@@ -1,7 +1,5 @@
 """Files that are written completely or not at all, and files that a kill may have cut short."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager

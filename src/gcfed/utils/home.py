@@ -1,7 +1,5 @@
 """``~/`` in the paths of a config: the home folder, as a shell reads it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

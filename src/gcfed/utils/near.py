@@ -1,7 +1,5 @@
 """Known names that are near an unknown one, as the end of a sentence."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
 

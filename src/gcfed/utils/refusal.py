@@ -3,8 +3,6 @@
 A command prints the message of a refusal in one line. Other errors keep their traceback.
 """
 
-from __future__ import annotations
-
 import sysconfig
 import traceback
 from pathlib import Path

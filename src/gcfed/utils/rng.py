@@ -10,6 +10,7 @@ import zlib
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.random import Generator
 
 if TYPE_CHECKING:
     import torch
@@ -19,11 +20,11 @@ def _sequence(seed: int, purpose: str, ids: tuple[int, ...]) -> np.random.SeedSe
     return np.random.SeedSequence(seed, spawn_key=(zlib.crc32(purpose.encode()), *ids))
 
 
-def generator(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+def generator(seed: int, purpose: str, *ids: int) -> Generator:
     """A fresh NumPy generator for one purpose (``"shuffle"``, ``"cohort"``, …) and the ids that it
     depends on.
     """
-    return np.random.Generator(np.random.Philox(_sequence(seed, purpose, ids)))
+    return Generator(np.random.Philox(_sequence(seed, purpose, ids)))
 
 
 def torch_seed(seed: int, purpose: str, *ids: int) -> int:

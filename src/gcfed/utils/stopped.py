@@ -1,7 +1,5 @@
 """The end of a command that a signal stops."""
 
-from __future__ import annotations
-
 import re
 import signal
 from types import FrameType

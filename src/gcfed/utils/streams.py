@@ -1,7 +1,5 @@
 """Standard streams that a run survives: they may be closed, and the reader of a pipe may leave."""
 
-from __future__ import annotations
-
 import io
 import os
 import sys

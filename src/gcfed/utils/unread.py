@@ -4,8 +4,6 @@ A constructor refuses arguments that it does not know. So only keys outside of o
 with those of the config files.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator, Mapping
 from functools import cache

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.utils.refusal import Refusal
@@ -39,9 +40,9 @@ class SplitWriter:
     def __call__(
         self,
         part: str,
-        x: np.ndarray | Iterable[np.ndarray],
-        y: np.ndarray,
-        groups: np.ndarray | None = None,
+        x: ndarray | Iterable[ndarray],
+        y: ndarray,
+        groups: ndarray | None = None,
     ) -> None:
         """Writes one split.
 
@@ -53,7 +54,7 @@ class SplitWriter:
 
         Raises Refusal if the numbers of samples and labels differ.
         """
-        blocks = [x] if isinstance(x, np.ndarray) else x
+        blocks = [x] if isinstance(x, ndarray) else x
         end = 0
         for block in blocks:
             if end == 0:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy import ndarray
 from PIL import Image
 
 from gcfed.data.base import FederatedDataset
@@ -296,7 +297,7 @@ class _Reader:
 
     def arrays(
         self, rows: Dataset, split: str, grey: bool | None = None, with_groups: bool = True
-    ) -> dict[str, np.ndarray]:
+    ) -> dict[str, ndarray]:
         """The arrays of a split by the names x, y and groups.
 
         ``grey``: images have one channel; None: as the first image.
@@ -317,7 +318,7 @@ class _Reader:
             return {"x": self._texts(texts, split), **content}
         return self._sequences(texts, split, content)
 
-    def add_test(self, splits: Mapping[str, Dataset], content: dict[str, np.ndarray]) -> list[str]:
+    def add_test(self, splits: Mapping[str, Dataset], content: dict[str, ndarray]) -> list[str]:
         """Adds the arrays x_test and y_test of the first split for testing that has labels.
 
         Returns the name of this split, or nothing.
@@ -337,7 +338,7 @@ class _Reader:
             content[f"{key}_test"] = array
         return labelled[:1]
 
-    def _require_classes(self, rows: Dataset, y: np.ndarray) -> None:
+    def _require_classes(self, rows: Dataset, y: ndarray) -> None:
         """Raises Refusal if samples have no class."""
         if not _names(rows, self.columns.label):
             return
@@ -348,7 +349,7 @@ class _Reader:
                 " samples: filter them out."
             )
 
-    def _images(self, rows: Dataset, split: str, grey: bool | None) -> np.ndarray:
+    def _images(self, rows: Dataset, split: str, grey: bool | None) -> ndarray:
         """uint8 [n, C, H, W]."""
         input = self.columns.input
         opened = _opener(rows, input, self.request.folder)
@@ -364,7 +365,7 @@ class _Reader:
         )
         return np.concatenate([*blocks])
 
-    def _texts(self, texts: list[str], split: str) -> np.ndarray:
+    def _texts(self, texts: list[str], split: str) -> ndarray:
         """One row of tokens for each text, padded on the left, [n, length]."""
         length = self.request.length
         x = np.full((len(texts), length), self.encoder.padding, np.int32)
@@ -380,8 +381,8 @@ class _Reader:
         return x.astype(tokens[0].dtype)
 
     def _sequences(
-        self, texts: list[str], split: str, content: dict[str, np.ndarray]
-    ) -> dict[str, np.ndarray]:
+        self, texts: list[str], split: str, content: dict[str, ndarray]
+    ) -> dict[str, ndarray]:
         """The sequences of all texts, [n, length], and the next tokens as their labels."""
         tokens = [self.encoder.encode(text, None) for text in texts]
         self._note_unknown(tokens, split)
@@ -394,7 +395,7 @@ class _Reader:
             arrays[key] = np.repeat(values, sizes, axis=0)
         return arrays
 
-    def _note_unknown(self, tokens: list[np.ndarray], split: str) -> None:
+    def _note_unknown(self, tokens: list[ndarray], split: str) -> None:
         """Notes the characters that LEAF's alphabet lacks."""
         padding = self.encoder.padding
         unknown = sum(np.count_nonzero(of_text == padding) for of_text in tokens)

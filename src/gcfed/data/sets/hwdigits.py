@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from numpy import ndarray
 
 from gcfed.data.base import FederatedDataset, Split
 from gcfed.data.sets.cache import SplitWriter, cached
@@ -69,7 +70,7 @@ def _by_class(split: Split) -> Split:
     return replace(split, groups=split.groups * 10 + split.y)
 
 
-def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
+def _resized(images: ndarray) -> Iterator[ndarray]:
     """uint8 [n, 1 or 3, H, W] in blocks [m, 3, 32, 32]."""
     for block in torch.from_numpy(images).split(4096):
         if block.shape[2:] != (32, 32):
@@ -79,7 +80,7 @@ def _resized(images: np.ndarray) -> Iterator[np.ndarray]:
 
 def _read_digits(
     name: str, folder: Path, download: bool, part: str, keep: SplitWriter
-) -> tuple[np.ndarray, np.ndarray]:
+) -> tuple[ndarray, ndarray]:
     """The images, uint8 [n, 1 or 3, H, W], and labels, int64 [n], of one part of a set."""
     if name == "svhn":
         installed("scipy", "SVHN's files are MATLAB files, and data.dataset.sets=[svhn]")
@@ -98,7 +99,7 @@ def _read_digits(
     return np.array(split.data)[:, None], np.asarray(split.targets, np.int64)
 
 
-def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[np.ndarray, np.ndarray]:
+def _read_mnist_m(root: Path, part: str, keep: SplitWriter) -> tuple[ndarray, ndarray]:
     if not root.is_dir():
         page = "http://yaroslav.ganin.net/ (unpacked)"
         raise missing_files("mnist_m", root, "the folder is missing", page)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+from numpy import ndarray
 from PIL.Image import Resampling
 
 from gcfed.data.base import FederatedDataset
@@ -32,7 +33,7 @@ CHARACTERS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 
 FACES = "raw/img_align_celeba"  # CelebA's images
 
-Samples = tuple[np.ndarray, np.ndarray]
+Samples = tuple[ndarray, ndarray]
 """x [n, …] and y int64 [n] of one user."""
 
 
@@ -83,7 +84,7 @@ def _lines(x: list[str], y: list[str]) -> Samples:
     return tokens[known], labels[known]
 
 
-def _whole(y: list[Any]) -> np.ndarray:
+def _whole(y: list[Any]) -> ndarray:
     """Class indices, int64 [n]."""
     labels = np.array(y, np.float64)
     if (labels % 1).any():
@@ -112,7 +113,7 @@ def _leaf(
         for part, users in parts.items():
             xs = [user.x for user in users]
             ys = [user.y for user in users]
-            x: Iterable[np.ndarray] = xs
+            x: Iterable[ndarray] = xs
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
                 x = decode(
@@ -145,8 +146,8 @@ class _User(NamedTuple):
     """A user who has samples."""
 
     name: str
-    x: np.ndarray
-    y: np.ndarray
+    x: ndarray
+    y: ndarray
 
 
 def _users(paths: list[Path], read: Callable[..., Samples], keep: SplitWriter) -> list[_User]:

@@ -1,7 +1,5 @@
 """The user's own data: arrays in an ``.npz``, or what the user's function returns."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from inspect import signature
@@ -9,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.data.base import FederatedDataset, Split, label_fix
 from gcfed.data.datamodule import FederatedDataModule
@@ -173,7 +172,7 @@ def require_columns(columns: Collection[Any], named: Mapping[str, Iterable[str |
             raise Refusal(f"{key}={name} is no column{near(str(name), known)}")
 
 
-def _plain(key: str, value: Any) -> np.ndarray:
+def _plain(key: str, value: Any) -> ndarray:
     """An array of numbers, booleans or text. Columns of pandas keep text as objects."""
     array = np.asarray(value)
     if array.dtype == object and key.startswith("x"):
@@ -187,7 +186,7 @@ def _plain(key: str, value: Any) -> np.ndarray:
     return array
 
 
-def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
+def _of_numbers(key: str, array: ndarray) -> ndarray:
     """Objects as floats. Raises Refusal if one is no number."""
     try:
         return array.astype(np.float64)
@@ -195,7 +194,7 @@ def _of_numbers(key: str, array: np.ndarray) -> np.ndarray:
         raise Refusal(f"{key} holds objects that are no numbers ({error})") from error
 
 
-def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
+def _of_one_type(key: str, array: ndarray) -> ndarray:
     """Objects as an array of text or numbers. Integers of over 64 bits stay exact, as text.
 
     Raises Refusal for objects of several types, or of one that NumPy does not know.
@@ -211,7 +210,7 @@ def _of_one_type(key: str, array: np.ndarray) -> np.ndarray:
     return np.char.decode(plain) if plain.dtype.kind == "S" else plain
 
 
-def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, ...] | None]:
+def _labels(parts: list[ndarray]) -> tuple[list[ndarray], int, tuple[str, ...] | None]:
     """The labels of each split as :class:`Split` takes them, the number of classes, and their
     names.
     """
@@ -235,7 +234,7 @@ def _labels(parts: list[np.ndarray]) -> tuple[list[np.ndarray], int, tuple[str, 
     )
 
 
-def _joined(parts: list[np.ndarray]) -> np.ndarray:
+def _joined(parts: list[ndarray]) -> ndarray:
     """The classes of all splits. Those of unsigned and signed integers have no common type but
     float64, which would merge large ones.
     """
@@ -244,7 +243,7 @@ def _joined(parts: list[np.ndarray]) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ...]]:
+def _groups(groups: ndarray | None) -> tuple[ndarray | None, tuple[str, ...]]:
     """The number of each sample's client, int64 [n], and the clients' names.
 
     Raises Refusal for NaN.
@@ -260,12 +259,12 @@ def _groups(groups: np.ndarray | None) -> tuple[np.ndarray | None, tuple[str, ..
     return number_names(groups, "an entry of groups")
 
 
-def _flat(values: np.ndarray) -> np.ndarray:
+def _flat(values: ndarray) -> ndarray:
     """A column, [n, 1], as a vector, [n]."""
     return values[:, 0] if values.ndim == 2 and values.shape[1] == 1 else values
 
 
-def _samples(x: np.ndarray) -> np.ndarray:
+def _samples(x: ndarray) -> ndarray:
     """Samples as :class:`Split` takes them, or unchanged if it will refuse them."""
     if x.dtype.kind == "f" and x.ndim == 2:
         return _floats(x)
@@ -280,7 +279,7 @@ def _samples(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _floats(values: np.ndarray) -> np.ndarray:
+def _floats(values: ndarray) -> ndarray:
     """float32 or float64.
 
     Float64 stays until data are standardized: a time stamp has 13 digits, float32 has 7.

@@ -7,6 +7,7 @@ from typing import Literal
 
 import numpy as np
 import pandas as pd
+from numpy import ndarray
 from pandas import DataFrame, Series
 
 from gcfed.data.base import FederatedDataset
@@ -148,7 +149,7 @@ def _parsed(column: Series, form: Form) -> Series:
     return pd.to_numeric(column, errors="coerce")
 
 
-def _targets(column: Series, form: Form) -> np.ndarray:
+def _targets(column: Series, form: Form) -> ndarray:
     """The numbers to regress on, float64 [n]."""
     numbers = _numbers(column, form)
     if numbers is None:
@@ -159,7 +160,7 @@ def _targets(column: Series, form: Form) -> np.ndarray:
     return numbers.to_numpy(np.float64)
 
 
-def _classes(column: Series, form: Form) -> np.ndarray:
+def _classes(column: Series, form: Form) -> ndarray:
     """The classes, integers or text [n]."""
     numbers = _numbers(column, form)
     if numbers is not None and (numbers % 1).any():
@@ -177,7 +178,7 @@ def _classes(column: Series, form: Form) -> np.ndarray:
     return _codes(column)
 
 
-def _codes(column: Series) -> np.ndarray:
+def _codes(column: Series) -> ndarray:
     """Texts [n]; or integers, if each text is the only one of its integer, so that 2 comes before
     10.
     """
@@ -190,9 +191,9 @@ def _codes(column: Series) -> np.ndarray:
 def _inputs(
     inputs: DataFrame,
     categorical: Iterable[str],
-    is_test: np.ndarray,
+    is_test: ndarray,
     form: Form,
-) -> np.ndarray:
+) -> ndarray:
     """The samples, float64 [n, d]: first the columns of numbers, then those of 0 and 1."""
     numbers = []
     switches = []
@@ -235,7 +236,7 @@ def _require_categories(column: Series, form: Form) -> None:
         )
 
 
-def _one_hot(column: Series, is_test: np.ndarray) -> np.ndarray:
+def _one_hot(column: Series, is_test: ndarray) -> ndarray:
     """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
     number_n, names = number_names(column.to_numpy(np.str_))
     trained = np.unique(number_n[~is_test])

@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
+from numpy import ndarray
 
 from gcfed.tasks import IGNORE
 from gcfed.utils.checked import SettingError
@@ -19,15 +20,13 @@ _TOKEN_OF_CODE = np.full(128, PAD, np.uint8)
 _TOKEN_OF_CODE[[ord(character) for character in ALPHABET]] = np.arange(PAD)
 
 
-def encode(text: str) -> np.ndarray:
+def encode(text: str) -> ndarray:
     """The token of each character, uint8 [len(text)]."""
     codes = np.frombuffer(text.encode("utf-32-le"), np.uint32)
     return _TOKEN_OF_CODE[np.minimum(codes, 127)]  # 127 is no printable character
 
 
-def sequences(
-    tokens: np.ndarray, length: int = LENGTH, pad: int = PAD
-) -> tuple[np.ndarray, np.ndarray]:
+def sequences(tokens: ndarray, length: int = LENGTH, pad: int = PAD) -> tuple[ndarray, ndarray]:
     """Cuts tokens, [m], into sequences, [n, length].
 
     The label of each token is the next one, int64 [n, length].
@@ -45,8 +44,8 @@ def sequences(
 
 
 def sequences_of(
-    texts: Iterable[np.ndarray], length: int = LENGTH, pad: int = PAD
-) -> tuple[np.ndarray, np.ndarray, list[int]]:
+    texts: Iterable[ndarray], length: int = LENGTH, pad: int = PAD
+) -> tuple[ndarray, ndarray, list[int]]:
     """The sequences of all texts, their labels, and the number of sequences of each text.
 
     Each text is tokens, [m]. Sequences and labels are [n, length], as :func:`sequences` says.
@@ -66,7 +65,7 @@ class Encoder:
     padding: the token of padding.
     """
 
-    encode: Callable[[str, int | None], np.ndarray]
+    encode: Callable[[str, int | None], ndarray]
     num_tokens: int
     padding: int
 
@@ -93,7 +92,7 @@ def encoder_of(tokenizer: str | None, download: bool = True) -> Encoder:
     except Exception as error:  # of any type, for a folder with any content
         raise SettingError("tokenizer", f"={tokenizer}: {message_of(error)}") from None
 
-    def encoded(text: str, length: int | None) -> np.ndarray:
+    def encoded(text: str, length: int | None) -> ndarray:
         cut = {} if length is None else {"truncation": True, "max_length": length}
         return np.array(tokens(text, verbose=False, **cut)["input_ids"], np.int32)
 
