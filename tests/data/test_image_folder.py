@@ -63,14 +63,13 @@ def test_one_folder_per_client_makes_natural_clients(tmp_path):
         image_folder(str(tmp_path / "flowers/train/zoe"), str(tmp_path), clients=True)
 
 
-def test_classes_below_what_is_read_as_classes_are_named(tmp_path, caplog):
-    for part in ("training_set", "test_set"):
-        write_images(tmp_path / "pets" / part, {"cats": 2, "dogs": 2}, below="")
-    image_folder(str(tmp_path / "pets"), str(tmp_path))
-    assert (
-        "pets: test_set, training_set are read as classes. If cats, dogs are the classes, set"
-        in caplog.text
-    )
+def test_sets_are_splits(tmp_path):
+    for part, count in (("training_set", 3), ("test_set", 2)):
+        write_images(tmp_path / "pets" / part, {"cats": count, "dogs": count}, below="")
+    dataset = image_folder(str(tmp_path / "pets"), str(tmp_path))
+    assert dataset.class_names == ("cats", "dogs")
+    assert len(dataset.train) == 6
+    assert len(dataset.test) == 4
 
 
 def test_files_that_are_no_images_are_counted_by_reason(tmp_path, caplog):

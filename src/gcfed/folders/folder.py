@@ -27,6 +27,7 @@ METRICS = "metrics.csv"
 FAILURE = "failure.txt"
 CHECKPOINT = Path("checkpoints") / "last.ckpt"
 EXPORT = Path("global_model.safetensors")
+ACCEPTED = frozenset((METRICS, SUMMARY, FAILURE, "partition.npz"))  # one of a run that was accepted
 # Files of a search.
 TRIALS = "trials.csv"
 RESULTS = "optimization_results.yaml"
@@ -120,17 +121,10 @@ def find_runs(roots: Iterable[str | Path]) -> list[Run]:
                 f"roots={root}: there is no such folder. Runs are in {LOGS} by default."
             )
         for name, below, files in os.walk(root):
-            if _has_run(files):
+            if CONFIG in files and not ACCEPTED.isdisjoint(files):
                 folders.add(os.path.realpath(name))
                 below.clear()
     return [read_run(Path(folder)) for folder in sorted(folders)]
-
-
-def _has_run(files: Sequence[str]) -> bool:
-    """Whether these files of a folder belong to a run that was accepted."""
-    if CONFIG not in files:
-        return False
-    return any(name in files for name in ("partition.npz", METRICS, SUMMARY, FAILURE))
 
 
 def read_run(folder: Path) -> Run:

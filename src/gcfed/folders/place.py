@@ -231,18 +231,13 @@ def job_dir(overrides: str, sweep: str = "", ckpt_path: Any = None, *, _root_: A
     With ``ckpt_path=last`` it is the job of the folder ``sweep`` that this one continues: it has
     the same identity, and may have had fewer rounds, which are in its name.
     """
-    name = _job_name(overrides)
+    name = re.sub(r"[/\\]", "-", brief(overrides))
+    if name != overrides:
+        name = f"{name}-{digest({'': overrides})}".lstrip("-")
     if ckpt_path != "last" or (Path(sweep) / name / CHECKPOINT).is_file():
         return name
     folder = _newest_with(Path(sweep), identity(_root_))
     return name if folder is None else folder.name
-
-
-def _job_name(overrides: str) -> str:
-    name = re.sub(r"[/\\]", "-", brief(overrides))
-    if name == overrides:
-        return name
-    return f"{name}-{digest({'': overrides})}".lstrip("-")
 
 
 register("run_dir", run_dir, replace=True)

@@ -240,13 +240,11 @@ class _Panel(NamedTuple):
         """Where the values of these rounds are drawn."""
         if self.over == "round":
             return rounds.to_numpy(dtype=float)
-        until = DataFrame({i: _until(run, self.over) for i, run in enumerate(runs)})
+        each = {}  # from the start to the end of each round
+        for i, run in enumerate(runs):
+            each[i] = _megabytes(run).cumsum() if self.over == "bytes" else run.curve(CLOCK)
+        until = DataFrame(each)
         return until.mean(axis=1).reindex(rounds).to_numpy()
-
-
-def _until(run: Run, over: str) -> Series:
-    """Megabytes or seconds from the start to the end of each round."""
-    return _megabytes(run).cumsum() if over == "bytes" else run.curve(CLOCK)
 
 
 def _legend(figure: Figure, axes: Axes) -> None:

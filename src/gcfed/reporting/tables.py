@@ -4,7 +4,6 @@ import html
 import re
 from collections.abc import Sequence, Set
 from dataclasses import dataclass
-from functools import partial
 from os.path import relpath
 
 import pandas as pd
@@ -152,7 +151,8 @@ def comparison(
     columns = {heading: _main_column(verdict, rows, frame)}
     if verdict.ranked:
         is_compared = methods.isin(verdict.ranked) & (methods != verdict.reference)
-        differences = methods.map(partial(_marked_difference, verdict))
+        differences = methods.map(verdict.difference)
+        differences += methods.isin(verdict.significant).map({True: "*", False: ""})
         columns[f"against {verdict.reference}"] = differences.where(is_compared, "–")
     printed = 1 + len(columns)
     columns["seeds"] = verdict.table["n"].to_numpy()
@@ -165,12 +165,6 @@ def comparison(
     if verdict.significant:
         legend = f"*: differs from {verdict.reference} also after Holm's correction"
     return Sheet(name, title, cells, bold, _notes(verdict, rows), printed, legend)
-
-
-def _marked_difference(verdict: Verdict, method: str) -> str:
-    """The difference to the reference, with a * if it stands after Holm's correction."""
-    text = verdict.difference(method)
-    return f"{text}*" if method in verdict.significant else text
 
 
 def _main_column(verdict: Verdict, rows: DataFrame, frame: DataFrame) -> Series:
@@ -196,7 +190,10 @@ def _notes(verdict: Verdict, rows: DataFrame) -> list[str]:
     notes = [_reading(verdict, rows)]
     notes += [f"Not compared: {why}." for why in verdict.not_compared.values()]
     if verdict.declared and not parse(verdict.measure).column.startswith("test/"):
-        notes.append(f"Test accuracies are the global model's, not those of {_whose(verdict)}.")
+        notes.append(
+            "Test accuracies are the global model's, not those of the models that clients of"
+            f" {listed([*verdict.declared])} use."
+        )
     judged = {*verdict.ranked, *verdict.not_compared}
     below = [method for method in verdict.table.index if method not in judged]
     if verdict.ranked and below:
@@ -225,10 +222,6 @@ def _skews(rows: DataFrame) -> list[str]:
     if FEATURE_SKEW in means:
         notes.append(f"Feature skew, 0 for clients with equal means: {distance_in_words(means)}.")
     return notes
-
-
-def _whose(verdict: Verdict) -> str:
-    return f"the models that clients of {listed([*verdict.declared])} use"
 
 
 def _reading(verdict: Verdict, rows: DataFrame) -> str:

@@ -106,7 +106,9 @@ def request_of(words: Sequence[str]) -> TableRequest:
         elif key in ("dry_run", "compare"):
             setattr(asked, key, validated(key, _value(word), bool))
         else:
-            _refuse_misspelt(word, key)
+            meant = closest(key, KEYS_OF_COMMAND)  # dryrun=true, which a run would not know
+            if meant and key not in RESERVED_KEYS:
+                raise Refusal(f"{word}{did_you_mean(meant)}")
             asked.overrides.append(word)
     try:
         asked.selection = Selection(**selection)
@@ -114,13 +116,6 @@ def request_of(words: Sequence[str]) -> TableRequest:
         (first,) = error.errors()[:1]  # type: ignore[attr-defined]  # pydantic's
         raise Refusal(f"{reason(first)}.") from None
     return asked
-
-
-def _refuse_misspelt(word: str, key: str) -> None:
-    """Raises Refusal for ``dryrun=true``, which a run would not know."""
-    meant = closest(key, KEYS_OF_COMMAND)
-    if meant and key not in RESERVED_KEYS:
-        raise Refusal(f"{word}{did_you_mean(meant)}")
 
 
 def _value(word: str) -> Any:

@@ -118,12 +118,10 @@ def _with_shared(raw: dict[str, Any]) -> dict[str, Any]:
     raw["setting"] = common["setting"] | raw.get("setting", {})
     for kind in ("rows", "columns"):
         known = common.pop(kind, {})
-        raw[kind] = [_axis(one, known) for one in raw[kind]]
+        for place, one in enumerate(raw[kind]):
+            if isinstance(one, str):
+                raw[kind][place] = {"label": one} | known[one]
     return common | raw
-
-
-def _axis(one: Any, known: Mapping[str, Any]) -> Any:
-    return {"label": one} | known[one] if isinstance(one, str) else one
 
 
 def reason(finding: ErrorDetails) -> str:

@@ -89,7 +89,10 @@ def _without_shorthand(word: str) -> str:
         raise Refusal(_unknown_option(key, value, _options(key)))
     value = AT_HOME.sub(lambda found: f"{found[1]}{Path.home()}/", value)
     has_quote = re.match(r"[^'\"\[{(]+'", value)
-    if has_quote or _has_foreign_letters(value) or _is_path_with_odd_letters(value):
+    # plain text such as flöwers, and no list, sweep or function
+    is_foreign = not value.isascii() and re.fullmatch(r"[^'\"\[\]{}(),$=]+", value)
+    is_path = has_odd_letters(value) and os.path.exists(value)  # noqa: PTH110  (it may be long)
+    if has_quote or is_foreign or is_path:
         return f"{key}={quoted(value)}"
     return f"{key}={value}"
 
@@ -106,18 +109,6 @@ def _without_null(group: str, options: str) -> str:
 def quoted(value: str | Path) -> str:
     """A text as one value of Hydra's grammar, whatever letters it has."""
     return QuotedString(str(value), Quote.single).with_quotes()
-
-
-def _has_foreign_letters(value: str) -> bool:
-    """Whether a value is a plain text with letters that Hydra's grammar knows only in quotes, such
-    as ``flöwers``, and no list, sweep or function.
-    """
-    return not value.isascii() and re.fullmatch(r"[^'\"\[\]{}(),$=]+", value) is not None
-
-
-def _is_path_with_odd_letters(value: str) -> bool:
-    """Whether Hydra's grammar would stumble over a path that exists."""
-    return has_odd_letters(value) and os.path.exists(value)  # noqa: PTH110  (a list may be too long for a path)
 
 
 def has_odd_letters(value: str) -> bool:
@@ -252,21 +243,17 @@ def explained(error: Exception) -> str:
         )
     without = re.search(r"Interpolation key 'tags\.(\w+)' not found", str(error))
     if without is not None:  # by a user's own file
-        return _without_tag(without[1])
+        tagged = without[1]
+        return (
+            f"tags.{tagged} is missing, and it names the folder of the run: either {tagged} is"
+            f" null, which no run can be, or its file lacks tags: {{{tagged}: <its name>}}."
+        )
     group, _, option = (getattr(error, "missing_cfg_file", None) or "").rpartition("/")
     if group and isinstance(error, MissingConfigException):
         return _unknown_option(group, option, error.options or _options(group))
     message = message_of(str(error).partition("\nSee https://")[0])
     word: str | None = getattr(error, "override", None)
     return message if word is None else f"{word}: {message}"
-
-
-def _without_tag(group: str) -> str:
-    """The message about a group without the tag that is a part of the name of runs."""
-    return (
-        f"tags.{group} is missing, and it names the folder of the run: either {group} is null,"
-        f" which no run can be, or its file lacks tags: {{{group}: <its name>}}."
-    )
 
 
 def _unknown_key(key: str, error: Exception) -> str:

@@ -14,8 +14,8 @@ log = logging.getLogger(__name__)
 Note = Callable[[int, str], None]
 """``note(level, text)`` logs a text, like ``logging.log``."""
 #: Names of folders, files and splits. If several exist, the first of them is used.
-TRAINS = ("train", "training")
-TESTS = ("test", "testing", "val", "valid", "validation")
+TRAINS = ("train", "training", "training_set")
+TESTS = ("test", "testing", "test_set", "val", "valid", "validation")
 
 
 def missing_files(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:

@@ -264,7 +264,10 @@ def _columns(rows: Dataset, request: Request) -> _Columns:
             classes = ["label"]
         label = request.label or _only("data.label", "the classes", classes, others)
         images = [name for name in others if _kind(rows, name) == "Image"]
-    texts = [name for name in others if _has_texts(rows, name) and name != label]
+    texts = []
+    for name in others:
+        if name != label and "string" in getattr(rows.features[name], "dtype", ""):
+            texts.append(name)
     input = request.input or _only("data.input", "the images or texts", images or texts, others)
     return _Columns(input, label, request.groups)
 
@@ -280,10 +283,6 @@ def _only(key: str, what: str, candidates: Sequence[str], names: Iterable[str]) 
 
 def _kind(rows: Dataset, column: str) -> str:
     return type(rows.features[column]).__name__
-
-
-def _has_texts(rows: Dataset, column: str) -> bool:
-    return "string" in getattr(rows.features[column], "dtype", "")
 
 
 @dataclass(frozen=True)

@@ -70,8 +70,6 @@ def image_folder(
     if clients:
         client_of_n, names = number_names(images["client"].to_numpy(np.str_))
         announce(str(folder), "clients", names)
-    else:
-        _warn_of_classes_below(folder, images)
     is_test = (images["split"] == "test").to_numpy()
     if not is_test.any():
         is_test = held_out(class_of_n, test, "test")
@@ -162,19 +160,4 @@ def _require_classes(key: str, images: DataFrame, clients: bool) -> None:
         raise Refusal(
             f"{key}: the {part} split has no image of {listing(missing)}: add one, or take the"
             " folder of tests away, so that data.test=0.2 of each class become the test split."
-        )
-
-
-def _warn_of_classes_below(folder: Path, images: DataFrame) -> None:
-    """Warns if all folders that are read as classes have the same folders inside."""
-    parents = images["path"].map(lambda path: path.parent.name)
-    below = [{*names} for _, names in parents.groupby(images["class"])]
-    same = sorted(set.intersection(*below))
-    if len(same) > 1:
-        log.warning(
-            "%s: %s are read as classes. If %s are the classes, set data.clients=true or use"
-            " folders train, test",
-            folder,
-            listing(sorted({*images["class"]})),
-            listing(same),
         )
