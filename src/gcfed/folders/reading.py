@@ -31,15 +31,18 @@ MOST_ROUNDS = 10_000_000
 _NAN = re.compile("nan", re.IGNORECASE)
 
 
-def read_yaml(path: Path) -> dict[Any, Any]:
+def read_yaml(path: Path, *, aliases: bool = False) -> dict[Any, Any]:
     """A mapping from a file; {} from an empty one. Errors of YAML name the file.
 
-    Raises Refusal for a file that is too large, too deep, or becomes so by aliases of aliases,
-    and for one without keys.
+    Args:
+        aliases: whether the file may have some. Those of aliases multiply its values, so a file
+            that may come from elsewhere has none.
+
+    Raises Refusal for a file that is too large or too deep, and for one without keys.
     """
     _check_size(path)
     with path.open(encoding="utf-8") as file:
-        _check_values(file)
+        _check_values(file, aliases)
         file.seek(0)
         content = yaml.load(file, YamlLoader)
     if content is None:
@@ -62,38 +65,24 @@ def _check_size(path: Path) -> None:
         raise Refusal(f"{path.name} is larger than {MOST_BYTES / 1e6:.0f} MB")
 
 
-def _check_values(file: IO[str]) -> None:
-    """Raises Refusal if the YAML has too many values, each alias counted as what it stands for.
+def _check_values(file: IO[str], aliases: bool) -> None:
+    """Raises Refusal if the YAML has too many values or levels, or an alias.
 
     It reads events, so that it neither recurses nor builds anything.
     """
-    open_nodes: list[tuple[str | None, int]] = [(None, 0)]  # their anchors and values so far
-    anchored: dict[str, int] = {}
-    for event in yaml.parse(file, YamlLoader):
+    depth = 0
+    for number, event in enumerate(yaml.parse(file, YamlLoader)):
         if isinstance(event, yaml.CollectionStartEvent):
-            open_nodes.append((event.anchor, 1))
-            if len(open_nodes) > DEEPEST:
-                raise Refusal(f"it has more than {DEEPEST} levels")
-            continue
-        if isinstance(event, yaml.CollectionEndEvent):
-            anchor, values = open_nodes.pop()
-        elif isinstance(event, yaml.AliasEvent):
-            if event.anchor not in anchored:
-                raise Refusal(f"the alias *{event.anchor} is not defined before it")
-            anchor = None
-            values = anchored[event.anchor]
-        elif isinstance(event, yaml.ScalarEvent):
-            if len(event.value) > LONGEST_TEXT:
-                raise Refusal(f"it has a text of {len(event.value):,} characters")
-            anchor = event.anchor
-            values = 1
-        else:  # the beginning or the end of the document
-            continue
-        if anchor is not None:
-            anchored[anchor] = values
-        outer, before = open_nodes[-1]
-        open_nodes[-1] = (outer, before + values)
-        if before + values > MOST_VALUES:
+            depth += 1
+        elif isinstance(event, yaml.CollectionEndEvent):
+            depth -= 1
+        elif isinstance(event, yaml.AliasEvent) and not aliases:
+            raise Refusal(f"it has the alias *{event.anchor}")
+        elif isinstance(event, yaml.ScalarEvent) and len(event.value) > LONGEST_TEXT:
+            raise Refusal(f"it has a text of {len(event.value):,} characters")
+        if depth > DEEPEST:
+            raise Refusal(f"it has more than {DEEPEST} levels")
+        if number > MOST_VALUES:
             raise Refusal(f"it has more than {MOST_VALUES:,} values")
 
 

@@ -280,8 +280,8 @@ class RoundTable(ServerMetric):
     name: ClassVar[str]
     header: ClassVar[tuple[str, ...]]  # columns after ``round``
 
-    def validate(self, setup: Setup) -> None:
-        super().validate(setup)
+    def bind(self, setup: Setup) -> None:
+        super().bind(setup)
         self._rows: RoundRows | None = None  # of this run, from its first lines on
 
     def append(self, round: Round, lines: Iterable[Iterable[Any]]) -> None:

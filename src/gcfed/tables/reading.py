@@ -76,7 +76,7 @@ def _no_table(name: str | Path) -> str:
 
 def _mapping(path: Path) -> dict[Any, Any]:
     try:
-        mapping = read_yaml(path)
+        mapping = read_yaml(path, aliases=True)
     except Refusal as error:
         raise Refusal(f"{path} is no table: {error}. A table has rows and columns.") from None
     _refuse_repeated_keys(yaml.compose(path.read_text(encoding="utf-8"), YamlLoader), path)
@@ -114,7 +114,7 @@ def _with_shared(raw: dict[str, Any]) -> dict[str, Any]:
     name = raw.pop("shared_setting", None)
     if name is None:
         return raw
-    common = read_yaml(CATALOG / "setting" / f"{name}.yaml")
+    common = read_yaml(CATALOG / "setting" / f"{name}.yaml", aliases=True)
     raw["setting"] = common["setting"] | raw.get("setting", {})
     for kind in ("rows", "columns"):
         known = common.pop(kind, {})
