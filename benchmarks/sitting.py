@@ -48,7 +48,7 @@ def with_gc(t: int) -> int:
 class InPairs:
     """A sampler whose rounds 2i and 2i + 1 have the same cohort."""
 
-    hears_losses = False
+    depends_on_losses = False
 
     def __init__(self, sampler: Sampler) -> None:
         self.sampler, self.per_round = sampler, sampler.per_round

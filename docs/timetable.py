@@ -12,7 +12,7 @@ from gcfed.participation.buffered import Buffered, BufferedSchedule
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
 from gcfed.participation.sampling import UniformSampler
-from gcfed.participation.schedule import Rounds
+from gcfed.participation.schedule import SynchronousSchedule
 
 STEPS = np.arange(1, 7)  # seconds of each of the six clients
 COLOURS = ("#4269d0", "#efb118", "#ff725c", "#6cc5b0", "#3ca951", "#ff8ab7", "#a463f2")
@@ -33,7 +33,7 @@ class Recorded:
         return comes, times
 
 
-class RecordedRounds(Recorded, Rounds):
+class RecordedRounds(Recorded, SynchronousSchedule):
     """Synchronous rounds of all six clients."""
 
 

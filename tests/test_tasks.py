@@ -226,12 +226,12 @@ def test_tests_sum_batches_in_float64(dtype, task):
         net=nn.Identity(),
         task=task,
         eval_precision=None,
-        sums={},
+        test_sums={},
     )
     for part in (slice(0, 5), slice(5, 7)):
         FederatedModule.validation_step(module, (outputs[part], y[part]), 0)
     found = FederatedModule.scores(module)
-    assert module.sums["test/loss"].dtype == torch.float64
+    assert module.test_sums["test/loss"].dtype == torch.float64
     errors = outputs.to(wanted) - y if task is not CLASSIFICATION else None
     loss = (
         nn.functional.cross_entropy(outputs.to(wanted), y)
@@ -298,7 +298,7 @@ def test_scores_in_the_type_of_the_outputs_have_exact_means(dtype):
         net=nn.Identity(),
         task=Sure(),
         eval_precision=None,
-        sums={},
+        test_sums={},
     )
     FederatedModule.validation_step(module, (outputs, torch.arange(999) % 4), 0)
     found = FederatedModule.scores(module)

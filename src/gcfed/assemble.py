@@ -21,7 +21,7 @@ from gcfed.check import check
 from gcfed.data.checks import check_labels, check_samples
 from gcfed.data.datamodule import DATASET, FederatedDataModule
 from gcfed.federated.engine.loop import FederatedLoop
-from gcfed.federated.network.module import FederatedModule, hears_of_steps
+from gcfed.federated.network.module import FederatedModule, watches_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
 from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
 from gcfed.federated.state.store import ClientStores
@@ -241,7 +241,7 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
     metrics only.
     """
     for callback in callbacks:
-        if isinstance(callback, ClientPart) or hears_of_steps(callback):
+        if isinstance(callback, ClientPart) or watches_steps(callback):
             raise Refusal(
                 f"callbacks: {type(callback).__name__} takes part in local training, and clients"
                 " have no callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."

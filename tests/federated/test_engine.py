@@ -447,7 +447,7 @@ class Hears(ClientPart):
         for name, kept in own["heard"].items():
             upload.delta[name] += 0.5 * kept
 
-    def hear(self, reply, own, download):
+    def on_reply(self, reply, own, download):
         kept = own["heard"]
         return {"heard": {name: kept[name] + move for name, move in reply["moved"].items()}}
 

@@ -37,7 +37,7 @@ def test_the_next_client_in_the_same_memory_starts_as_in_a_new_stack():
         assert tensors.keys() == expected.keys()
         assert all(torch.equal(t, expected[name]) for name, t in tensors.items())
     assert buffers["1.num_batches_tracked"].tolist() == [1]  # other is start + 1
-    fresh.lent_network.end()
+    fresh.lent_network.take_back()
 
 
 def test_a_forgotten_loan_ends_only_with_the_next_one():
@@ -46,8 +46,8 @@ def test_a_forgotten_loan_ends_only_with_the_next_one():
     rows = {"weight": torch.zeros(2, 2)}
     forgotten = LentNetwork(net)
     other = LentNetwork(net)
-    forgotten.begin(rows)
-    other.begin({"weight": torch.ones(2, 2)})
+    forgotten.lend(rows)
+    other.lend({"weight": torch.ones(2, 2)})
     del forgotten
     gc.collect()
     assert net.weight.tolist() == [[1.0, 1.0], [1.0, 1.0]]

@@ -185,7 +185,7 @@ def test_a_network_with_new_tensors_gets_a_new_stack(federation, monkeypatch):
 
         class Renews(Spy):
             def on_clients_end(self, stack, download, net=net):
-                stack.lent_network.end()
+                stack.lent_network.take_back()
                 net[0].weight = nn.Parameter(net[0].weight.detach().clone())
 
         ends.append(train_rounds(net, federation, sgd(), rounds=2, methods=[Renews()]))

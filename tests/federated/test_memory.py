@@ -76,7 +76,7 @@ class Weak(ServerPart):
 class Hears(ClientPart):
     """For its sake, clients that have uploaded wait for the server's reply."""
 
-    def hear(self, reply, own, download): ...
+    def on_reply(self, reply, own, download): ...
 
 
 class Replies(ServerPart):

@@ -263,7 +263,7 @@ def test_a_change_that_occurs_only_in_some_steps_stops_the_run():
                 stack(X.unsqueeze(0).clone())
             stack.settle()
         finally:
-            stack.lent_network.end()
+            stack.lent_network.take_back()
 
     with refuses("forward changes its input in some steps only"):
         train(Late(in_place))
@@ -280,7 +280,7 @@ def test_a_teacher_that_would_read_the_students_weights_is_refused():
     stack = stack_of(net, lent_network=LentNetwork(net, traits(net)))
     with refuses("needs a teacher, and Net has weights that forward reaches other than"):
         stack.reference(X.unsqueeze(0))
-    stack.lent_network.end()
+    stack.lent_network.take_back()
 
 
 @pytest.mark.parametrize(("stack", "tried"), [("auto", False), (1, False), (2, True)])

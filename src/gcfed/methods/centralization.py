@@ -161,7 +161,7 @@ class GlobalGC(ServerPart):
         self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
 
     def validate(self, setup: Setup) -> None:
-        if self.lora and not isinstance(setup.server_optimizer, SGD):
+        if self.lora and not isinstance(setup.server_optimizer_probe, SGD):
             raise Refusal("gc.lora=centre_a needs server=sgd: other optimizers move the mean of A.")
 
     def bind(self, setup: Setup) -> None:

@@ -54,7 +54,7 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
         return (
             f"does not combine with {others[0]}, whose clients do not start at the server's model"
         )
-    optimizer = setup.server_optimizer
+    optimizer = setup.server_optimizer_probe
     settings = optimizer.defaults
     wrong_lr = settings["lr"] != 1 and not any_lr
     if (
@@ -78,7 +78,7 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     for other in setup.parts:
         if isinstance(other, ClientPart) and type(other).after_step is not ClientPart.after_step:
             return f"does not combine with {other.title}, which also moves the weights"
-    optimizer = setup.local_optimizer
+    optimizer = setup.local_optimizer_probe
     if not isinstance(optimizer, SGD):
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if has_several_settings(optimizer):

@@ -90,7 +90,7 @@ class LossSampler(UniformSampler):
     So cohorts depend on the method and are no longer the same for all methods of a seed.
     """
 
-    hears_losses: ClassVar[bool] = True
+    depends_on_losses: ClassVar[bool] = True
 
     def choose(
         self, round_index: int, num_clients: int, seed: int, known: Mapping[int, ClientRecord]

@@ -91,9 +91,9 @@ class Schedule:
         return self.clock.step is not None
 
     @property
-    def hears_losses(self) -> bool:
+    def depends_on_losses(self) -> bool:
         """Whether the cohorts depend on the clients' losses."""
-        return self.sampler.hears_losses
+        return self.sampler.depends_on_losses
 
     def versions_in_use(self, round_index: int) -> set[int]:
         """The versions whose answers this turn or a later one may use."""
@@ -141,7 +141,7 @@ class Schedule:
     # -------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
         """What the next turn depends on; empty if it is only the seed."""
-        if not (self.timed or self.hears_losses):
+        if not (self.timed or self.depends_on_losses):
             return {}
         known = {client: tuple(trained) for client, trained in self.known.items()}
         return {
@@ -161,7 +161,7 @@ class Schedule:
 
 
 @dataclass
-class Rounds(Schedule):
+class SynchronousSchedule(Schedule):
     """Synchronous rounds: the timetable of a :class:`Sampler`. Each ends when the last client that
     counts has answered.
 
@@ -254,12 +254,12 @@ class Participation:
         per_round: number of clients whose uploads a step of the server uses, and the reserve
             clients of ``faults.extra``; with PoissonSampler the mean number.
         timetable: the class of its schedules.
-        hears_losses: whether it chooses clients by the losses of their last training.
+        depends_on_losses: whether it chooses clients by the losses of their last training.
     """
 
     per_round: Count
     timetable: ClassVar[type[Schedule]]
-    hears_losses: ClassVar[bool] = False
+    depends_on_losses: ClassVar[bool] = False
 
     def validate(self, num_clients: int) -> None:
         """Raises Refusal if this rule cannot choose from ``num_clients`` clients; called before the
@@ -293,7 +293,7 @@ class Participation:
 class Sampler(Participation):
     """Draws the clients of each round."""
 
-    timetable = Rounds
+    timetable = SynchronousSchedule
 
     @property
     def can_draw_among_available(self) -> bool:
@@ -306,8 +306,8 @@ class Sampler(Participation):
         """The ids of the cohort, int64 ``[K]``, ascending and distinct.
 
         Args:
-            known: what the server knows, by client, if the sampler ``hears_losses``. A client that
-                has not trained is missing.
+            known: what the server knows, by client, if the sampler ``depends_on_losses``. A client
+                that has not trained is missing.
         """
         return self(round_index, num_clients, seed)
 

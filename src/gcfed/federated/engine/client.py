@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from gcfed.data.datamodule import FederatedDataModule
-from gcfed.federated.network.module import FederatedModule, hears_of_steps
+from gcfed.federated.network.module import FederatedModule, watches_steps
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parallel.sums import LIMIT
 from gcfed.federated.parts import ClientPart, ClientStates, Part
@@ -103,9 +103,9 @@ class ClientProgram:
         return frozenset[str]().union(*(part.reads for part in self.parts))
 
     @cached_property
-    def listeners(self) -> list[ClientPart]:
-        """The parts that hear the server's reply."""
-        return [part for part in self.parts if part.overrides("hear")]
+    def reply_parts(self) -> list[ClientPart]:
+        """The parts that get the server's reply."""
+        return [part for part in self.parts if part.overrides("on_reply")]
 
     @cached_property
     def edits_uploads(self) -> bool:
@@ -118,7 +118,7 @@ class ClientProgram:
         if self.module.traits.assigns or not self.module.task.is_recordable:
             return ""
         for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
-            if not isinstance(callback, Part) and hears_of_steps(callback):
+            if not isinstance(callback, Part) and watches_steps(callback):
                 return ""
         declared = {part.recordable for part in self.in_steps}
         if "" in declared:
@@ -132,7 +132,7 @@ class ClientRound:
 
     Attributes:
         hooks: what local steps call.
-        sent: the uploads, an entry for each stack; empty if no part hears the reply.
+        sent: the uploads, an entry for each stack; empty if no part gets the reply.
     """
 
     program: ClientProgram
@@ -205,13 +205,13 @@ class ClientRound:
                 return upload
         finally:  # also after an error
             program.module.clients = None
-            stack.lent_network.end()
+            stack.lent_network.take_back()
 
     def _begin(self, drawn: StackDraw) -> LocalTraining:
         """The local training of a stack before its first step: tensors, batches and optimizer."""
         program = self.program
         seed_generators(program.module.device, drawn.seed)
-        program.module.lent_network.begin_anew(program.data.num_clients)
+        program.module.lent_network.reset_attributes(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
         start = StackStart(self.download.broadcast_model, drawn.clients, sizes, drawn.plan.steps)
         return program.memory.begin(start, drawn.plan, program.recordable, program.reads)
@@ -226,7 +226,7 @@ class ClientRound:
             if part in program.in_steps:
                 prepared = training.prepare(part, prepared)
             stack.prepared[part] = prepared
-        stack.count_from_full()  # a part may have changed ``full``
+        stack.load_counters()  # a part may have changed ``full``
         return states
 
     def _states(self, part: ClientPart, clients: np.ndarray) -> ClientStates:
@@ -302,14 +302,14 @@ class ClientRound:
             for name, values in (part.keep(upload, states[part], download) or {}).items():
                 finite = None if isinstance(values, EditedState) else upload.finite
                 part.stores.write(name, upload.clients, values, download.round_index, finite)
-        if program.listeners:
+        if program.reply_parts:
             self.sent.append(SentUploads(upload.clients, upload.finite))
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Hands the server's reply to the clients that have uploaded in this round."""
-        for part in self.program.listeners:
+        for part in self.program.reply_parts:
             for clients, finite in self.sent:
                 states = self._states(part, clients)
-                new_states = part.hear(reply, states, self.download) or {}
+                new_states = part.on_reply(reply, states, self.download) or {}
                 for name, values in new_states.items():
                     part.stores.write(name, clients, values, self.download.round_index, finite)

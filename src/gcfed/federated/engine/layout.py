@@ -39,13 +39,15 @@ class Layout:
         for stream in self.streams:
             stream.wait_stream(self._round)
 
-    def stack(self) -> AbstractContextManager[None]:
+    def next_stream(self) -> AbstractContextManager[None]:
         """Encloses a stack, on the next stream. The block must end with :meth:`in_turn`."""
         return torch.cuda.stream(next(self._turns)) if self.streams else nullcontext()
 
     @contextmanager
     def in_turn(self) -> Iterator[None]:
-        """Within :meth:`stack`, encloses what follows local training, on the round's stream."""
+        """Within :meth:`next_stream`, encloses what follows local training, on the round's
+        stream.
+        """
         if not self.streams:
             yield
             return

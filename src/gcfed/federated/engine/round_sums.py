@@ -74,7 +74,7 @@ class RoundSums:
         aggregator: Aggregator,
         parts: Sequence[ServerPart],
         round: Round,
-        hears_losses: bool,
+        depends_on_losses: bool,
     ) -> Self:
         """The sums without an upload."""
         means = {"delta": aggregator.new_sum(round)}
@@ -88,7 +88,7 @@ class RoundSums:
             part_sums={part: part.sums(round) for part in parts},
             finite=[round.zeros(0).bool()],  # a process may train no client
             losses=[round.zeros(0)],
-            loss_table=round.zeros(2, len(round.cohort)) if hears_losses else None,
+            loss_table=round.zeros(2, len(round.cohort)) if depends_on_losses else None,
         )
 
     def add(self, upload: Upload, round: Round) -> None:

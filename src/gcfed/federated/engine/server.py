@@ -75,7 +75,11 @@ class Server:
         expected = expected_upload(self.setup.parts, round)
         aggregator = self.setup.aggregator
         return RoundSums.empty(
-            expected, aggregator, self.parts, round, hears_losses=self.schedule.hears_losses
+            expected,
+            aggregator,
+            self.parts,
+            round,
+            depends_on_losses=self.schedule.depends_on_losses,
         )
 
     def train_clients(self, download: Download, round: Round, sums: RoundSums) -> Outcome:
@@ -170,6 +174,6 @@ class Server:
             self.setup.transport.reply(received.reply)
             # before any process reads a state that another writes
             self.setup.module.trainer.strategy.barrier()
-            # clients write some states only when they hear the reply
+            # clients write some states only when they get the reply
             self._remember_states(received)
         self.setup.transport.end_round()

@@ -59,7 +59,7 @@ class Simulation(ProgramTransport):
         # A site has all its clients in one process. It does not know how much work others have.
         cohort = download.cohort if world > 1 else clients
         client_round = self.program.take_download(download)
-        if self.program.listeners:
+        if self.program.reply_parts:
             self._client_round = client_round
         stacks = self.deal(client_round, clients, cohort, rank, world)
         for upload in self._uploads(client_round, stacks):
@@ -95,7 +95,7 @@ class Simulation(ProgramTransport):
         layout = self.layout
         layout.begin_round()
         for drawn in client_round.draw(stacks):
-            with layout.stack():
+            with layout.next_stream():
                 upload = client_round.train(drawn, layout.in_turn, sends=sends)
                 with layout.in_turn():
                     yield upload

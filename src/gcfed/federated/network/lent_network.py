@@ -59,14 +59,14 @@ class LentNetwork:
         self._first_attributes: Snapshot | None = None  # the attributes before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
-        self.end()
+        self.take_back()
 
-    def begin(self, rows: Mapping[str, Tensor]) -> None:
+    def lend(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``.
 
         The clients share all other tensors, which must not change.
         """
-        self.end()
+        self.take_back()
         self._client_tensors = dict(rows)
         self._loan.enter_context(self.holding(rows))
         self._shared_tensors = {}
@@ -74,7 +74,7 @@ class LentNetwork:
             if name not in rows:
                 self._shared_tensors[name] = _SharedTensor.of(t)
 
-    def end(self) -> None:
+    def take_back(self) -> None:
         """Gives the network its own tensors back."""
         self._loan.close()
         self._client_tensors = {}
@@ -90,7 +90,7 @@ class LentNetwork:
         self.saved = self.net.state_dict().keys()  # names of the tensors in checkpoints
         self._slots = slots(self.net)
 
-    def begin_anew(self, num_clients: int) -> None:
+    def reset_attributes(self, num_clients: int) -> None:
         """Gives the attributes of a network and of a task their first values, if one of them keeps
         something from one call to the next. Those of a single client go on.
 

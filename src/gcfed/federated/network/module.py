@@ -97,7 +97,7 @@ class FederatedModule(LightningModule):
                 f" test/loss: they are {list(task.columns)}."
             )
         # for each column of the present test: the sum of the scores, and their number
-        self.sums: dict[str, Tensor] = {}
+        self.test_sums: dict[str, Tensor] = {}
 
     @property
     def traits(self) -> Traits:
@@ -151,7 +151,7 @@ class FederatedModule(LightningModule):
         Lightning's ``manual_backward`` would ask every callback, before and after each local step.
         """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        hooks = [callback.on_after_backward for callback in callbacks if hears_of_steps(callback)]
+        hooks = [callback.on_after_backward for callback in callbacks if watches_steps(callback)]
         if not hooks:
             return None
 
@@ -165,7 +165,7 @@ class FederatedModule(LightningModule):
 
     def on_validation_start(self) -> None:
         """Moves the data to the device, and begins a test."""
-        self.sums = {}
+        self.test_sums = {}
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
@@ -195,8 +195,8 @@ class FederatedModule(LightningModule):
             The values of the task's columns.
         """
         # Not by trainer.validate: it would set up and tear down the trainer, which is fitting.
-        self.sums = {}
-        self.lent_network.begin_anew(self.trainer.datamodule.num_clients)  # type: ignore[attr-defined]
+        self.test_sums = {}
+        self.lent_network.reset_attributes(self.trainer.datamodule.num_clients)  # type: ignore[attr-defined]
         precision = self.trainer.precision_plugin.forward_context()
         with torch.no_grad(), evaluating(self.net), self._keeping_task(), precision:
             loaders = self.trainer.datamodule.val_dataloader()  # type: ignore[attr-defined]
@@ -219,8 +219,8 @@ class FederatedModule(LightningModule):
         roots = getattr(self.task, "roots", ())
         exponentials = getattr(self.task, "exponentials", ())
         means = []
-        sums = sum_over_processes(list(self.sums.values()))
-        for column, (total, number) in zip(self.sums, sums, strict=True):
+        sums = sum_over_processes(list(self.test_sums.values()))
+        for column, (total, number) in zip(self.test_sums, sums, strict=True):
             mean = total / number
             of_task = column
             if column.startswith("val/"):
@@ -230,7 +230,7 @@ class FederatedModule(LightningModule):
             if of_task in exponentials:
                 mean = mean.exp()
             means.append(mean)
-        return dict(zip(self.sums, torch.stack(means).double().tolist(), strict=True))
+        return dict(zip(self.test_sums, torch.stack(means).double().tolist(), strict=True))
 
     def step(self, update: Params | None, before: Params) -> bool:
         """Makes the server optimizer's step along ``update``, Δ by name.
@@ -291,7 +291,7 @@ class FederatedModule(LightningModule):
                 column = "val/" + column.removeprefix("test/")
             total = values.where(real, 0.0).sum(dtype=torch.float64)
             sums = torch.stack([total, real.sum(dtype=torch.float64)])
-            self.sums[column] = self.sums.get(column, zeros) + sums
+            self.test_sums[column] = self.test_sums.get(column, zeros) + sums
         return outputs, y
 
     def on_validation_epoch_end(self) -> None:
@@ -300,7 +300,7 @@ class FederatedModule(LightningModule):
             self.log(name, torch.tensor(value, dtype=torch.float64), logger=False)
 
 
-def hears_of_steps(callback: Callback) -> bool:
+def watches_steps(callback: Callback) -> bool:
     """Whether a callback implements ``on_after_backward``, in its class or, like
     ``LambdaCallback``, in the object.
     """

@@ -23,7 +23,7 @@ class LoneClient:
 
     def begin(self) -> None:
         """Gives the network the client's tensors."""
-        self.lent_network.begin(self.tensors.first)
+        self.lent_network.lend(self.tensors.first)
 
     @cached_property
     def leaves(self) -> Params:
@@ -74,7 +74,7 @@ class SideBySide:
     """
 
     def __init__(self, lent_network: LentNetwork, tensors: ClientTensors, n: int) -> None:
-        lent_network.begin({})  # the network must not change
+        lent_network.lend({})  # the network must not change
         self.leaves: Params = {}
         for name in tensors.trained:
             self.leaves[name] = tensors.full[name][:n].detach().requires_grad_()

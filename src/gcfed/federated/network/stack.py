@@ -102,9 +102,9 @@ class ClientStack:
         self._tensors.load(start.broadcast_model)
         self._activate(len(start.clients))
 
-    def count_from_full(self) -> None:
+    def load_counters(self) -> None:
         """Copies floats of ``full`` into the integer buffers that they stand for."""
-        self._tensors.count_from_full()
+        self._tensors.load_counters()
 
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
@@ -262,13 +262,13 @@ class ClientStack:
         if changed:
             name = min(changed)
             raise Refusal(f"model: forward changes requires_grad of {name}: set it in __init__.")
-        self._tensors.count_into_full()
+        self._tensors.save_counters()
 
     def end(self) -> None:
         """Ends local training: the network gets its own tensors back, and of the clients only
         ``full`` remains.
         """
-        self.lent_network.end()
+        self.lent_network.take_back()
         self.prepared.clear()
         self.personal = {}
         self.drop_grads()

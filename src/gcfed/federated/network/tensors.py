@@ -57,14 +57,14 @@ class ClientTensors:
         )
         for name, t in self._unsaved.items():
             self.buffers[name].copy_(t)
-        self.count_from_full()
+        self.load_counters()
 
-    def count_from_full(self) -> None:
+    def load_counters(self) -> None:
         """Copies floats of ``full`` into the integers that they stand for."""
         for counter, t in self._counters:
             counter.copy_(t)
 
-    def count_into_full(self) -> None:
+    def save_counters(self) -> None:
         """Copies the integers into the floats of ``full`` that stand for them."""
         for counter, t in self._counters:
             t.copy_(counter)

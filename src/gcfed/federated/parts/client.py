@@ -141,7 +141,7 @@ class ClientPart(Part):
         """
         return None
 
-    def hear(
+    def on_reply(
         self, reply: Mapping[str, Params], own: ClientStates, download: Download
     ) -> Mapping[str, Params] | None:
         """Receives the server's reply to the cohort, for K of its clients.

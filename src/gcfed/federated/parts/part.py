@@ -244,12 +244,12 @@ class Setup:
         return [name for name, p in self.module.net.named_parameters() if p.requires_grad]
 
     @functools.cached_property
-    def local_optimizer(self) -> Optimizer:
+    def local_optimizer_probe(self) -> Optimizer:
         """An optimizer like the clients', which shows its class and settings."""
         return probe_optimizer(self.solver.optimizer)
 
     @functools.cached_property
-    def server_optimizer(self) -> Optimizer:
+    def server_optimizer_probe(self) -> Optimizer:
         """An optimizer like the server's, which shows its class and settings."""
         return probe_optimizer(self.module.make_optimizer)
 

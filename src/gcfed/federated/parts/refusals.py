@@ -161,8 +161,8 @@ def _refuse_late_clients(setup: Setup) -> None:
     rate_decays = setup.solver.lr(0) != setup.solver.lr(1)
     one_round = {Fact.ONE_ROUND, Fact.SEES_COHORT, Fact.REHEARSES}
     for part in setup.parts:
-        hears = isinstance(part, ClientPart) and part.overrides("hear")
-        if hears or one_round & part.facts:
+        gets_reply = isinstance(part, ClientPart) and part.overrides("on_reply")
+        if gets_reply or one_round & part.facts:
             raise Refusal(
                 f"{part.title} does not combine with participation=buffered: its messages belong to"
                 " one round, and clients are late."

@@ -91,7 +91,7 @@ class TrainingMemory:
             reads: what a forward pass returns in addition to the logits.
         """
         # The network has its own tensors. After a move or a test they may be new ones.
-        self.module.lent_network.end()
+        self.module.lent_network.take_back()
         recorder = self.recorder() if recordable else None
         if recorder is not None:
             plan = self._recorded_plan(plan, recordable)

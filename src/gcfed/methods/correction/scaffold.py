@@ -63,7 +63,7 @@ class ControlVariates(ClientPart):
         self.momentum_correction = momentum_correction
 
     def bind(self, setup: Setup) -> None:
-        self.count = step_counter(setup.local_optimizer)
+        self.count = step_counter(setup.local_optimizer_probe)
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         kept = own["scaffold"]

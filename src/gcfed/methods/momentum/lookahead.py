@@ -39,7 +39,7 @@ class LookAhead(ServerPart):
         return self.momentum
 
     def validate(self, setup: Setup) -> None:
-        optimizer = setup.server_optimizer
+        optimizer = setup.server_optimizer_probe
         if not isinstance(optimizer, SGD):
             other = type(optimizer).__name__
             raise Refusal(

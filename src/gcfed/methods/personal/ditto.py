@@ -53,7 +53,7 @@ class SecondModel(ClientPart):
     }
 
     def bind(self, setup: Setup) -> None:
-        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer_probe.defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         return {"v": own["second_model"], "lr": rate(download)}
@@ -67,7 +67,7 @@ class SecondModel(ClientPart):
         here = [stack.full[name][: stack.active] for name in w]
         there = [stack.prepared[self]["v"][name][: stack.active] for name in w]
         torch._foreach_copy_(here, there)
-        stack.count_from_full()
+        stack.load_counters()
         grads = self.gradients(stack, objective, w)
         stack.settle()
         with torch.no_grad():
@@ -76,7 +76,7 @@ class SecondModel(ClientPart):
             torch._foreach_sub_(v, torch._foreach_mul(grads, stack.prepared[self]["lr"]))
         torch._foreach_copy_(there, here)
         torch._foreach_copy_(here, list(w.values()))
-        stack.count_from_full()
+        stack.load_counters()
 
     def gradients(
         self, stack: ClientStack, objective: Callable[[], Tensor], w: Params

@@ -63,7 +63,7 @@ class PFedMe(Proximal):
 
     def bind(self, setup: Setup) -> None:
         self.module = setup.module
-        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer_probe.defaults["weight_decay"]
 
     def prepare(self, stack: ClientStack, own: ClientStates, download: Download) -> Prepared:
         self.after_backward = self.module.after_backward()

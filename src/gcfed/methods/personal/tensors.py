@@ -113,7 +113,7 @@ class Withheld(ServerPart):
     """
 
     def validate(self, setup: Setup) -> None:
-        if setup.server_optimizer.defaults.get("weight_decay"):
+        if setup.server_optimizer_probe.defaults.get("weight_decay"):
             raise Refusal(
                 f"{self.title} needs server.weight_decay=0: the server must not change personal"
                 " tensors."

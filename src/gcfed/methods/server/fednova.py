@@ -34,7 +34,7 @@ class FedNova(ServerPart):
     ]
 
     def bind(self, setup: Setup) -> None:
-        self.count = step_counter(setup.local_optimizer)
+        self.count = step_counter(setup.local_optimizer_probe)
 
     def sums(self, round: Round) -> Params:
         return {"steps": round.zeros()}  # Σ τ_k over the clients of all processes

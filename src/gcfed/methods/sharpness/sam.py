@@ -107,7 +107,7 @@ class Sam(ClientPart):
             grads, at_w = stack.with_grads(self._at_w)
             torch._foreach_lerp_(grads, at_w, 1 - self.alpha)
         if self.two_passes:
-            stack.count_from_full()
+            stack.load_counters()
         self._unmoved = {}
         self._at_w = {}
 

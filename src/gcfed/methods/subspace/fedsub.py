@@ -93,10 +93,13 @@ class Duals(SubspaceClient):
                 dual[rows] = self.space[name].project(old.lift(dual[rows]))
 
     def keep(self, upload: Upload, own: ClientStates, download: Download) -> Mapping[str, Params]:
-        """λ_k + b_k; ``hear`` subtracts b̄. A client whose numbers are not finite keeps its λ_k."""
+        """λ_k + b_k; ``on_reply`` subtracts b̄.
+
+        A client whose numbers are not finite keeps its λ_k.
+        """
         return {"fedsub": own.add("fedsub", upload.delta, upload.finite)}
 
-    def hear(
+    def on_reply(
         self, reply: Mapping[str, Params], own: ClientStates, download: Download
     ) -> Mapping[str, Params]:
         """λ_k + b_k − b̄."""

@@ -135,7 +135,7 @@ class SubspaceClient(ClientPart):
         self.spaces = spaces
 
     def validate(self, setup: Setup) -> None:
-        weight_decay = setup.local_optimizer.defaults["weight_decay"]
+        weight_decay = setup.local_optimizer_probe.defaults["weight_decay"]
         if weight_decay and setup.solver.clip_norm is not None:
             raise Refusal(
                 f"client.clip_norm={setup.solver.clip_norm} would move {self.title} out of its"
@@ -144,7 +144,7 @@ class SubspaceClient(ClientPart):
             )
 
     def bind(self, setup: Setup) -> None:
-        self.weight_decay = setup.local_optimizer.defaults["weight_decay"]
+        self.weight_decay = setup.local_optimizer_probe.defaults["weight_decay"]
 
     def on_download(self, download: Download) -> None:
         self.space = self.spaces.space(

@@ -120,7 +120,7 @@ class Passes:
         seed_generators(x.device, 0)
         generators = {name: mark(generator) for name, generator in GLOBAL.items()}
         begun = self.before if start is None else start
-        self.lent_network.begin({name: t.clone() for name, t in begun.items()})
+        self.lent_network.lend({name: t.clone() for name, t in begun.items()})
         self.net.train(training)
         seen = x.clone()
         try:
@@ -139,7 +139,7 @@ class Passes:
                 changed=[name for name, t in tensors.items() if not are_equal(t, expected[name])],
             )
         finally:
-            self.lent_network.end()
+            self.lent_network.take_back()
             for t in self.lent_network.tensors.values():
                 t.grad = None
 
