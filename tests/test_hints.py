@@ -7,6 +7,8 @@ import pytest
 from conftest import refuses
 
 import gcfed
+from gcfed.api import configure
+from gcfed.assemble import assemble
 from gcfed.commands import train
 from gcfed.utils.compose import refuse_words, shorthand
 from gcfed.utils.refusal import Refusal
@@ -55,6 +57,54 @@ HINTS = {
         "extras=null: extras cannot be left out; set its keys instead. There are default."
     ),
 }
+
+
+OORT = "participation=oort participation.clock.step=1"
+#: The words that bring a key to life, the words that do not, and the key.
+DEPENDENT = (
+    ("gc=gcfed", "gc=global", "gc.lam=0.5"),
+    ("gc=local", "gc=global", "gc.boundary=fc1"),
+    ("gc=warmup", "gc=global", "gc.local_rounds=2"),
+    ("gc=global", "gc=local", "gc.server_boundary=fc2"),
+    (
+        "participation.clock.step=1 participation.clock.available=0.9",
+        "participation.clock.step=1",
+        "participation.clock.day=5",
+    ),
+    (f"{OORT} participation.sampler.preferred=1", OORT, "participation.sampler.penalty=3"),
+    *(
+        (f"algorithm={name} {weight}={live}", f"algorithm={name} {weight}={idle}", key)
+        for name in ("fedbuff", "fedasync")
+        for weight in [f"methods.{name}.weight"]
+        for live, idle, key in (
+            ("polynomial", "constant", f"methods.{name}.a=0.3"),
+            ("hinge", "polynomial", f"methods.{name}.b=2"),
+        )
+    ),
+)
+
+
+@pytest.mark.parametrize(("live", "idle", "word"), DEPENDENT)
+def test_a_key_without_an_effect_is_refused_with_the_setting_that_it_needs(live, idle, word):
+    key, _, _ = word.partition("=")
+    configure(*live.split(), word)
+    configure(*idle.split())  # a config file may have the key
+    with refuses(
+        rf"^{re.escape(key)} has no effect with [\w.]+=\w+: change [\w.]+, or leave it out"
+    ):
+        configure(*idle.split(), word)
+
+
+@pytest.mark.parametrize("word", ["fixed=2", "spread=0.5", "jitter=0.1"])
+def test_a_time_without_a_clock_is_refused(config, tmp_path, word):
+    """It changes nothing where no time is counted and no answer awaited."""
+    word = f"participation.clock.{word}"
+    key, _, _ = word.partition("=")
+    with refuses(rf"^{key}: rounds have no time\. Set participation\.clock\.step, too"):
+        assemble(config(word, folder=tmp_path))
+    for needed in ("participation.clock.step=1", "participation.faults.extra=1"):
+        assemble(config(word, needed, folder=tmp_path))
+    assemble(config(word, "participation=buffered", folder=tmp_path))
 
 
 @pytest.mark.parametrize("words", HINTS)

@@ -60,6 +60,16 @@ class Clock:
             name = "byte" if self.byte else "available"
             raise SettingError(name, ": rounds have no time. Set participation.clock.step, too.")
 
+    def refuse_times(self) -> None:
+        """Raises Refusal for a setting of clients' times. Called if nothing depends on them."""
+        without = Clock()
+        for name in ("fixed", "spread", "jitter", "trace"):
+            if getattr(self, name) != getattr(without, name):
+                raise Refusal(
+                    f"participation.clock.{name}: rounds have no time. Set"
+                    " participation.clock.step, too."
+                )
+
     def _check_trace(self, path: Path) -> None:
         if not path.is_file():
             raise SettingError("trace", f"={path}: there is no such file")

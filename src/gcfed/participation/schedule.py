@@ -171,6 +171,8 @@ class SynchronousSchedule(Schedule):
     sampler: Sampler
 
     def validate(self) -> None:
+        if not (self.timed or self.faults.extra):
+            self.clock.refuse_times()
         preferred = getattr(self.sampler, "preferred", None)
         if preferred is not None and not self.timed:
             raise Refusal("participation.sampler.preferred: set participation.clock.step, too.")

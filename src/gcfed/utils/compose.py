@@ -37,6 +37,17 @@ GROUPS = sorted(
 
 #: Groups of one object, which the option none switches off.
 SWITCHES = ("attack", "federation", "gc", "privacy", "quantization")
+#: Keys that have no effect with certain values of another key → that key and these values.
+IDLE = {
+    r"gc\.(lam|boundary|local_rounds)": ("gc.local", (False,)),
+    r"gc\.server_boundary": ("gc.server", (False,)),
+    r"participation\.clock\.day": ("participation.clock.available", (None,)),
+    r"participation\.sampler\.penalty": ("participation.sampler.preferred", (None,)),
+    r"methods\.fedbuff\.a": ("methods.fedbuff.weight", ("constant",)),
+    r"methods\.fedbuff\.b": ("methods.fedbuff.weight", ("constant", "polynomial")),
+    r"methods\.fedasync\.a": ("methods.fedasync.weight", ("constant",)),
+    r"methods\.fedasync\.b": ("methods.fedasync.weight", ("constant", "polynomial")),
+}
 #: Groups that a run may be without: they are null in ``configs/train.yaml``.
 OPTIONAL_GROUPS = ("debug", "experiment", "hparams_search")
 #: Groups that may use a class or function of the user's own → the words that name it.
@@ -153,7 +164,8 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
 def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> None:
     """Raises Refusal if the user set a key of a group that is switched off: ``gc.boundary`` without
-    GC; or ``optimized_metric`` without a search.
+    GC; a key that has no effect with the present value of another one (:data:`IDLE`); or
+    ``optimized_metric`` without a search.
 
     A config file may set such a key, as models do for the case that there is GC.
     """
@@ -161,7 +173,7 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> Non
         refuse_measure_of_search(words)
     for word in words:
         key, _, _ = word.lstrip("+").partition("=")
-        why = _why_idle(cfg, key)
+        why = _why_switched_off(cfg, key) or _why_idle(cfg, key)
         if why:
             raise Refusal(why)
 
@@ -177,6 +189,18 @@ def refuse_measure_of_search(words: Sequence[str]) -> None:
 
 
 def _why_idle(cfg: DictConfig, key: str) -> str:
+    """The sentence about a key of :data:`IDLE` that has no effect; empty for other keys."""
+    for keys, (other, idle_values) in IDLE.items():
+        if not re.fullmatch(keys, key):
+            continue
+        value = OmegaConf.select(cfg, other)
+        if value in idle_values:
+            shown = {None: "null", False: "false"}.get(value, value)
+            return f"{key} has no effect with {other}={shown}: change {other}, or leave it out."
+    return ""
+
+
+def _why_switched_off(cfg: DictConfig, key: str) -> str:
     """The sentence about a key of a group that is switched off; empty for other keys."""
     group = key.partition(".")[0]
     if group not in SWITCHES or group == key:
@@ -265,7 +289,7 @@ def _unknown_key(key: str, error: Exception) -> str:
     node = getattr(error.__cause__, "parent_node", None)
     cfg = OmegaConf.create() if node is None else node._get_root()
     known = _keys_to_type(cfg)
-    return _why_idle(cfg, key) or f"{key}: there is no such key{suggestion(key, known)}"
+    return _why_switched_off(cfg, key) or f"{key}: there is no such key{suggestion(key, known)}"
 
 
 def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
