@@ -124,7 +124,7 @@ class Built(OwnNumbers):
 
 
 class Late(OwnNumbers):
-    """Knows its columns from ``validate`` on."""
+    """Knows its columns from ``bind`` on."""
 
 
 class Whatever(ServerMetric):

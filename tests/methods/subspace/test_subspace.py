@@ -60,6 +60,13 @@ def test_projectors_are_drawn_again_every_refresh_rounds():
     assert Subspaces(0.01, 3).projector(1, 0, "w", model["w"]).basis.shape == (9, 1)
 
 
+def test_a_method_that_trains_another_network_draws_its_projectors():
+    spaces = Subspaces(0.2, 3)
+    spaces.space(1, 0, {"w": torch.zeros(4, 9)}, ["w"])
+    space = spaces.space(1, 0, {"w": torch.zeros(4, 20)}, ["w"])
+    assert space["w"].basis.shape == (20, 4)
+
+
 @pytest.mark.parametrize(("shape", "wide"), list(zip(SHAPES, WIDE, strict=True)))
 @pytest.mark.parametrize("lead", [(), (3,)])
 def test_coordinates_of_every_shape(shape, wide, lead):

@@ -45,9 +45,6 @@ class Simulation(ProgramTransport):
         self.cohort_size = cohort_size
         self._client_round: ClientRound | None = None  # to which the server may reply
 
-    def start(self) -> None:
-        vars(self).pop("layout", None)  # it depends on the device, which is known now
-
     def fit(
         self,
         download: Download,

@@ -109,10 +109,9 @@ def _check_part(part: Part, setup: Setup) -> None:
         raise Refusal(
             f"{part.title}.facts: {unknown[0]!r} is unknown. Choose from {', '.join(Fact)}."
         )
-    simulated = {Fact.SEES_COHORT, Fact.REHEARSES} & part.facts
-    if setup.transport.remote and simulated:
+    if setup.transport.remote and Fact.SEES_COHORT in part.facts:
         raise Refusal(
-            f"{part.title} {min(simulated)}, which works in simulations only (federation=none):"
+            f"{part.title} {Fact.SEES_COHORT}, which works in simulations only (federation=none):"
             " leave it out."
         )
     if setup.transport.separate_clients and Fact.REHEARSES in part.facts:

@@ -24,6 +24,13 @@ class ServerPart(Part):
     upload is read.
     """
 
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        # It may add other columns than its base class.
+        own = vars(cls)
+        if "writes" not in own and ("on_round_end" in own or "columns" in own):
+            cls.writes = None
+
     def on_broadcast(self, download: Download, round: Round) -> None:
         """Called before the download is sent.
 
@@ -79,12 +86,7 @@ class ServerPart(Part):
         """The columns that it may add to a row; None if any."""
         if type(self).on_round_end is ServerPart.on_round_end:
             return ()
-        for kind in type(self).__mro__:
-            if "writes" in vars(kind):
-                return self.writes
-            if {"on_round_end", "columns"} & vars(kind).keys():
-                break
-        return None
+        return self.writes
 
     def decode(self, name: str, sent: Tensor) -> Tensor:
         """Converts an entry of Δ as it is sent, ``[…, *sent]``, into an update of the model, ``[…,

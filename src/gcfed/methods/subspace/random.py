@@ -98,7 +98,7 @@ class Subspaces:
     def __init__(self, ratio: float, refresh: int) -> None:
         self.ratio = ratio
         self.refresh = refresh
-        self._drawn: tuple[int, int] | None = None
+        self._drawn: object = None  # for what ``_space`` was drawn
         self._space: dict[str, Projector] = {}
 
     def projector(self, seed: int, epoch: int, name: str, like: Tensor) -> Projector:
@@ -114,8 +114,9 @@ class Subspaces:
     ) -> dict[str, Projector]:
         """The projectors of a round, drawn once per epoch at the first call."""
         epoch = round_index // self.refresh
-        if self._drawn != (epoch, seed):
-            self._drawn = (epoch, seed)
+        drawn = epoch, seed, {name: model[name].shape for name in names}
+        if self._drawn != drawn:
+            self._drawn = drawn
             self._space = {}  # frees the old projectors first
             self._space = {name: self.projector(seed, epoch, name, model[name]) for name in names}
         return self._space
