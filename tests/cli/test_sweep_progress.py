@@ -141,9 +141,13 @@ def test_a_sweep_continues_its_jobs_with_more_rounds(tmp_path):
     words = (*FAST, f"paths.log_dir={tmp_path / 'logs'}", "seed=1,2", "-m")
     type_command(tmp_path, "train.py", *words)
     before = sorted((tmp_path / "logs").rglob("metrics.csv"))
-    type_command(tmp_path, "train.py", *words, "rounds=3", "ckpt_path=last")
+    said = type_command(tmp_path, "train.py", *words, "rounds=3", "ckpt_path=last")
     assert sorted((tmp_path / "logs").rglob("metrics.csv")) == before
     assert [len(read_rows(path)) for path in before] == [3, 3]
+    assert said.count("resuming ") == 2
+    said = type_command(tmp_path, "train.py", *words, "rounds=3", "ckpt_path=last")
+    assert said.count("all 3 rounds of ") == 2
+    assert "resuming" not in said
 
 
 def test_a_single_run_prints_no_such_line(tmp_path):

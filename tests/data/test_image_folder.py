@@ -165,6 +165,8 @@ def test_invalid_folders_are_named(tmp_path):
             image_folder(str(root), str(tmp_path))
 
     refused(r"data\.root=.*flowers is no folder: give the one", FileNotFoundError)
+    with pytest.raises(FileNotFoundError, match=r"data\.root=null is no folder"):
+        image_folder(None, str(tmp_path))
     write_images(tmp_path / "flowers/test", {"rose": 2, "lily": 2})
     refused("flowers has a folder test, but none to train on: call it train")
     write_images(tmp_path / "flowers/train", {"rose": 2, "tulip": 2})

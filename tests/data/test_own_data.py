@@ -202,6 +202,8 @@ def test_a_file_that_is_no_npz_is_named(tmp_path):
             arrays(str(tmp_path / name))
     with pytest.raises(FileNotFoundError, match=r"data\.path=nowhere is no file"):
         arrays("nowhere")
+    with pytest.raises(FileNotFoundError, match=r"data\.path=null is no file"):
+        arrays(None)
 
 
 def test_errors_of_loaders_name_the_keys_that_users_set(config):

@@ -81,6 +81,18 @@ def test_impossible_partitions_are_refused_by_name(make, words):
         make()
 
 
+def test_clients_that_are_left_out_are_counted_with_the_remedy(caplog):
+    caplog.set_level("INFO")
+    ByGroup()(np.zeros(6), None, groups=np.array([0, 0, 1, 1, 2, 2]))
+    assert not caplog.messages
+    ByGroup()(np.zeros(6), 1, groups=np.array([0, 0, 1, 1, 2, 2]))
+    (said,) = caplog.messages
+    assert said == (
+        "1 of 3 groups are clients; 4 samples have no client. participation.num_clients=null takes"
+        " all"
+    )
+
+
 PIXELS = np.random.default_rng(0).integers(0, 256, (6, 3, 4, 4), np.uint8)
 CLIENTS = (np.array([0, 1, 2, 3, 4, -1]), 5, np.random.default_rng(0))
 

@@ -167,9 +167,17 @@ def test_each_algorithm_has_one_colour_and_dash_pattern():
     assert together["FedAvg"] == {"color": GREY, "linestyle": "-"}
 
 
-def test_unknown_names_have_colours_of_their_own():
-    names = ["GC-Fed", "Local GC", "Global GC", "FedAvg, epochs 5", "FedAvg, epochs 2", "Mine"]
-    assert len({look["color"] for look in looks(names).values()}) == len(names)
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["GC-Fed", "Local GC", "Global GC", "FedAvg, epochs 5", "FedAvg, epochs 2", "Mine"],
+        ["FedAdam", "FedAvg", "GC-Fed", "FedProx", "SCAFFOLD"],  # two have one colour of their own
+    ],
+)
+def test_the_methods_of_a_small_comparison_have_different_colours(names):
+    found = looks(names)
+    assert len({look["color"] for look in found.values()}) == len(names)
+    assert found["GC-Fed"] == looks(["GC-Fed"])["GC-Fed"]
 
 
 def test_a_method_of_a_notebook_goes_by_its_name():

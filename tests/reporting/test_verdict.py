@@ -78,7 +78,7 @@ def test_the_interval_equals_students_t(n, t):
         ),
         (
             [runs(FEDAVG), [run_of(seed=s, values=(0.9,), **GCFED) for s in (3, 4, 5)]],
-            "Not ranked: fewer than 3 common seeds",
+            "Not ranked: this needs 3 seeds that methods share",
         ),
         ([runs((0.5, 0.6))], "fedavg: test accuracy 55.00 %"),
         ([[run_of("failed", values=(0.1,))]], "fedavg: no result yet"),
@@ -229,8 +229,10 @@ def test_marked_differences_stand_after_holms_correction(gains, marks):
     table = table_of(*parts)
     texts = table.frame["against fedavg"].tolist()
     assert [text.partition(")")[2] for text in texts[:-1]] == marks
-    is_explained = "Holm's correction (5 %) for the 2 differences" in " ".join(table.notes)
-    assert is_explained == (len(gains) > 1)
+    notes = " ".join(table.notes)
+    corrected = "after Holm's correction (5 %) for the 2 differences."
+    assert (f"*: differs from fedavg also {corrected}" in notes) == ("*" in marks)
+    assert (f"No difference to fedavg stands {corrected}" in notes) == (marks == ["", ""])
     legend = "; *: differs from fedavg also after Holm's correction}"
     assert (legend in table.latex) == ("*" in marks)
 

@@ -237,7 +237,8 @@ def test_differences_that_stand_after_holms_correction_have_a_mark(cells, last, 
     found, text = own_table(cells, values, rows=rows)
     for row in ("GC-Fed", "Local"):
         assert found[row, "a (%)"][2].partition(")")[2] == mark
-    assert "Holm's correction (5 %) for the 2 differences of this table" in text
+    meaning = "*: a difference that stands also" if mark else "No difference stands"
+    assert f"{meaning} after Holm's correction (5 %) for the 2 differences of this table" in text
 
 
 def test_holms_correction_counts_all_pairs_of_a_column_without_fedavg(cells):

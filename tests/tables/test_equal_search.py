@@ -167,6 +167,7 @@ def test_all_cells_have_equally_many_trials_and_their_runs_use_the_best(tuned):
     written = (tuned.folder.parent / "comparison.md").read_text()
     assert f"The search chose FedAvg, digits: client.optimizer.lr={rates[0]:.3g}; " in written
     assert f"FedProx, digits: client.optimizer.lr={rates[1]:.3g} methods.proximal.mu=" in written
+    assert "trials failed" not in written
 
 
 def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
@@ -186,6 +187,8 @@ def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
     search = SEARCH | {"seeds": [4, 5, 6], "n_trials": 3}
     assert tuned(going, "rows=[FedAvg]", search=search) == 0
     assert [folder.name for folder in going.folders[:9]] == ["seed_4", "seed_5", "seed_6"] * 3
+    written = (tuned.folder.parent / "comparison.md").read_text()
+    assert " (1 of 3 trials failed or were refused)." in written
     rows = trials(tuned.folder, "fedavg_digits")
     assert [row["state"] for row in rows] == ["complete", "fail", "complete"]
     assert rows[1]["reason"] == "seed_6: killed"
@@ -235,6 +238,8 @@ def test_an_unstable_trial_is_refused_and_never_the_best(tuned):
         return [row | {"test/acc": round(0.9 - 0.1 * number, 1)} for row in own]
 
     tuned(trainer(of), "rows=[FedAvg]", "rounds=3", search=SEARCH | {"n_trials": 6})
+    written = (tuned.folder.parent / "comparison.md").read_text()
+    assert " (4 of 6 trials failed or were refused)." in written
     found = trials(tuned.folder, "fedavg_digits")
     assert [row["state"] for row in found] == ["refused"] * 3 + ["complete"] * 2 + ["refused"]
     assert [row["value"] for row in found] == ["", "", "", "0.6", "0.5", ""]
@@ -282,8 +287,9 @@ def test_a_dry_run_counts_the_planned_trials(tuned, capsys, monkeypatch):
     """A run takes one hour. A trial has two runs, one for each seed."""
     monkeypatch.setattr(cost, "seconds_a_round", lambda cfg, steps: 3600.0)
     tuned(trainer(), "dry_run=true", search=SEARCH | {"seeds": [8, 9]})
-    # 2 cells · 2 trials · 2 seeds + 4 runs
-    assert "about 12.0 h on one core" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "8 runs of searches before them" in said  # 2 cells · 2 trials · 2 seeds
+    assert "about 12.0 h on one core" in said  # with the 4 runs
 
 
 def test_mistakes_and_seeds_of_runs_are_named_before_any_search(tuned, capsys):

@@ -107,7 +107,10 @@ def resume(
             loop.run.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
             loop.run.stores.require_files()
         _try_states(checkpoint, module, callbacks)
-    log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
+    if rounds == cfg.rounds:
+        log.info("all %d rounds of %s are done", rounds, cfg.paths.output_dir)
+    else:
+        log.info("resuming %s after round %d of %d", cfg.paths.output_dir, rounds, cfg.rounds)
     return rounds
 
 

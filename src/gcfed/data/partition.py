@@ -363,7 +363,8 @@ class ByGroup(Partitioner):
         spare = np.count_nonzero(owner_n < 0)
         if spare:
             log.info(
-                "%d of %d groups are clients; %d samples have no client",
+                "%d of %d groups are clients; %d samples have no client."
+                " participation.num_clients=null takes all",
                 num_clients,
                 len(values),
                 spare,

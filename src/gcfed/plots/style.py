@@ -31,8 +31,7 @@ YELLOW = "#F0E442"
 PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
 GREY = "#8A8A8A"
 
-#: Methods with a colour and a dash pattern of their own, the same in all figures. Other names get
-#: one by their hash.
+#: Methods with a colour and a dash pattern of their own. Other names get one by their hash.
 METHODS_WITH_LOOKS = (
     "GC-Fed",
     "FedProx",
@@ -106,17 +105,22 @@ _LOOKS = [{"color": color, "linestyle": dash} for dash in _DASHES for color in _
 def looks(methods: Iterable[str]) -> dict[str, dict[str, Any]]:
     """Colour and dash pattern of each method, as keywords of ``Axes.plot``. FedAvg is grey.
 
-    Other names than those of ``METHODS_WITH_LOOKS`` get a look by their hash, or the next one with
-    a free colour. If two names would share a look, the second in the alphabet takes the next free
-    one.
+    Methods choose in the order of ``METHODS_WITH_LOOKS``, then in the alphabet's. If another one
+    has the colour of a method's own look, the method takes the next look with a free colour.
     """
     look_of: dict[str, dict[str, Any]] = {}
-    for method in sorted({*methods}, key=lambda name: (name not in METHODS_WITH_LOOKS, name)):
+    for method in sorted({*methods}, key=_turn):
         if method.lower() == "fedavg":
             look_of[method] = {"color": GREY, "linestyle": "-"}
         else:
-            look_of[method] = _next_free(_position(method), method, look_of.values())
+            look_of[method] = _next_free(_position(method), look_of.values())
     return look_of
+
+
+def _turn(method: str) -> tuple[bool, int, str]:
+    """When a method chooses its look."""
+    is_unknown = method not in METHODS_WITH_LOOKS
+    return is_unknown, 0 if is_unknown else _position(method), method
 
 
 def _position(method: str) -> int:
@@ -126,16 +130,14 @@ def _position(method: str) -> int:
     return zlib.crc32(method.encode()) % len(_LOOKS)
 
 
-def _next_free(start: int, method: str, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
+def _next_free(start: int, taken: Iterable[dict[str, Any]]) -> dict[str, Any]:
     """The first look from ``start`` on, in a circle, that is not taken; if all are, that one.
 
-    A method that is not in ``METHODS_WITH_LOOKS`` takes a look of a colour that is not taken, if
-    there is one.
+    Looks of a colour that is not taken come first.
     """
     free = [look for look in _LOOKS[start:] + _LOOKS[:start] if look not in taken]
     colours = {look["color"] for look in taken}
-    if method not in METHODS_WITH_LOOKS:
-        free.sort(key=lambda look: look["color"] in colours)  # stable
+    free.sort(key=lambda look: look["color"] in colours)  # stable
     return free[0] if free else _LOOKS[start]
 
 

@@ -171,7 +171,7 @@ class Verdict:
             return self._only(self.table.index[0])
         if not self.ranked:
             reasons = "; ".join(self.not_compared.values())
-            return f"Not ranked: {reasons or f'fewer than {FEWEST_SEEDS} common seeds'}"
+            return f"Not ranked: {reasons or f'this needs {FEWEST_SEEDS} seeds that methods share'}"
         text = self._leaders()
         if self.not_compared:
             is_or_are = "is" if len(self.not_compared) == 1 else "are"
@@ -227,14 +227,17 @@ class Verdict:
 
     @property
     def correction(self) -> str:
-        """What a * at a difference means; "" if there is one difference, which has none."""
+        """What a * at a difference means, or that none has one; "" if there is one difference."""
         if len(self.ranked) < 3:
             return ""
         number = family_size(len(self.ranked), self.reference)
         family = f"the {number} differences"
         if not is_fedavg(self.reference):
             family = f"all {number} pairs, because the best method is the reference"
-        return f"*: differs from {self.reference} also after Holm's correction (5 %) for {family}."
+        corrected = f"after Holm's correction (5 %) for {family}"
+        if not self.significant:
+            return f"No difference to {self.reference} stands {corrected}."
+        return f"*: differs from {self.reference} also {corrected}."
 
     def difference(self, method: str, digits: int | None = None) -> str:
         """``+1.42 (0.41 to 2.43)``, the difference to the reference; ``digits`` of percentages."""

@@ -169,6 +169,8 @@ class State:
         lines = []
         for work in self.works:
             lines.append(f"  {work.state:<13} {work.job.title}  ({work.folder.name})")
+        if self.tuned.left:
+            lines.append(f"  to start      {len(self.tuned.left)} runs of searches before them")
         left = [(work.cfg, work.cfg.rounds - work.rounds) for work in self.left]
         return [*lines, f"  {estimate([*self.tuned.left, *left])}"]
 
@@ -269,17 +271,18 @@ def _comparison(
     command = f"gcfed-table {shlex.join(request.words)}"
     cells = gather(table, works)
     changes = request.changes_of(table)
-    chosen = _chosen(planned, state.tuned.best)
+    chosen = _chosen(planned, state.tuned)
     return write_comparison(table, request.scale, cells, root, command, changes, chosen)
 
 
-def _chosen(planned: Plan, best: Mapping[str, Sequence[str]]) -> str:
+def _chosen(planned: Plan, tuned: Tuned) -> str:
     """The settings that the searches chose for the cells, as a note; "" without a search."""
     cells = []
     for (row, column), folders in planned.folders.items():
-        words = best.get(planned.jobs[folders[0]].cell)
-        if words:
-            cells.append(f"{row}, {column}: {' '.join(map(_rounded, words))}")
+        cell = planned.jobs[folders[0]].cell
+        if cell in tuned.best:
+            words = " ".join(map(_rounded, tuned.best[cell]))
+            cells.append(f"{row}, {column}: {words}{tuned.failed[cell]}")
     return f"The search chose {'; '.join(cells)}." if cells else ""
 
 

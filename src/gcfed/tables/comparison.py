@@ -51,7 +51,7 @@ def write_comparison(
     marked = significant(gains)
     frame = DataFrame([_line(table, cell, gains, marked) for cell in cells])
     title = _title(table, scale, cells)
-    notes = _notes(table, cells, gains)
+    notes = _notes(table, cells, gains, marked)
     if changes:
         notes.append(f"Other than the whole table: {', '.join(changes)}.")
     if chosen:
@@ -189,7 +189,12 @@ def _markdown(table: Table, cells: DataFrame) -> str:
     return frame.to_markdown(index=False, disable_numparse=True)
 
 
-def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[CellName, Gain]) -> list[str]:
+def _notes(
+    table: Table,
+    cells: Sequence[Cell],
+    gains: Mapping[CellName, Gain],
+    marked: Collection[CellName],
+) -> list[str]:
     """What a reader must know: source, measure, differences, and what is not compared."""
     notes = []
     if table.source:
@@ -224,9 +229,10 @@ def _notes(table: Table, cells: Sequence[Cell], gains: Mapping[CellName, Gain]) 
         family = f"the {len(gains)} differences of this table"
         if family_of(gains) > len(gains):
             family = f"{family_of(gains)} pairs: all of a column whose best row is the reference"
+        stands = "*: a difference that stands also" if marked else "No difference stands"
         notes.append(
-            "Each interval is for one difference alone. *: a difference that stands also after"
-            f" Holm's correction (5 %) for {family}."
+            f"Each interval is for one difference alone. {stands} after Holm's correction (5 %)"
+            f" for {family}."
         )
     return notes
 

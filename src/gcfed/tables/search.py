@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
+import pandas as pd
 import yaml
 from omegaconf import DictConfig
 
@@ -67,6 +68,12 @@ class CellSearch:
             raise Refusal(f"{path} cannot be read: {message_of(error)}") from None
         return [f"{key}={value}" for key, value in found.items()]
 
+    def failed(self) -> str:
+        """How many trials cannot be the best, in brackets; "" if all can."""
+        states = pd.read_csv(self.folder / TRIALS)["state"]
+        number = int(states.isin(("fail", "refused")).sum())
+        return f" ({number} of {len(states)} trials failed or were refused)" if number else ""
+
     def trials_left(self, search: Search) -> int:
         """How many trials have not begun."""
         return max(0, search.n_trials - len([*self.folder.glob("trial_*")]))
@@ -78,6 +85,7 @@ class Tuned:
 
     jobs: dict[str, Job] = field(default_factory=dict)  # with the best parameters of their cells
     best: dict[str, list[str]] = field(default_factory=dict)  # those parameters, by cell
+    failed: dict[str, str] = field(default_factory=dict)  # how many trials failed, by cell
     lost: dict[str, str] = field(default_factory=dict)  # why a job is left out, by its title
     # cells whose jobs a dry run counts without the parameters that their search will choose
     open_cells: list[str] = field(default_factory=list)
@@ -117,6 +125,7 @@ def tune(
         chosen = one.best()
         if chosen is not None:
             tuned.best[one.cell] = chosen
+            tuned.failed[one.cell] = one.failed()
         elif dry_run and left:
             tuned.open_cells.append(one.cell)
     for folder, job in jobs.items():

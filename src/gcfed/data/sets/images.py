@@ -60,7 +60,8 @@ def image_folder(
     folder = Path(root or "").resolve()
     if not root or not folder.is_dir():
         raise MissingFile(
-            f"data.root={root} is no folder: give the one with a folder of images for each class."
+            f"data.root={root or 'null'} is no folder: give the one with a folder of images for"
+            " each class."
         )
     images = _listed(folder, clients)
     _require_classes(f"data.root={root}", images, clients)

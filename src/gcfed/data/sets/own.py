@@ -69,7 +69,7 @@ def arrays(path: str | None, test: Inside = 0.2) -> FederatedDataset:
     """
     if path is None or not Path(path).is_file():
         raise MissingFile(
-            f"data.path={path} is no file: numpy.savez('x.npz', x=…, y=…) writes one."
+            f"data.path={path or 'null'} is no file: numpy.savez('x.npz', x=…, y=…) writes one."
         )
     try:
         with np.load(path, allow_pickle=False) as file:
