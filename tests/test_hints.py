@@ -95,6 +95,20 @@ def test_a_key_without_an_effect_is_refused_with_the_setting_that_it_needs(live,
         configure(*idle.split(), word)
 
 
+def test_a_warning_says_that_steps_count_instead_of_epochs(caplog):
+    """FedGC sets the number of its local steps."""
+    for words in (
+        ["client.epochs=3"],
+        ["algorithm=fedgc"],
+        ["client.epochs=3", "client.steps=null"],
+    ):
+        configure(*words)
+    assert not caplog.messages
+    configure("algorithm=fedgc", "client.epochs=17")
+    (said,) = caplog.messages
+    assert said.startswith("client.epochs=17 has no effect with client.steps=50, ")
+
+
 @pytest.mark.parametrize("word", ["fixed=2", "spread=0.5", "jitter=0.1"])
 def test_a_time_without_a_clock_is_refused(config, tmp_path, word):
     """It changes nothing where no time is counted and no answer awaited."""

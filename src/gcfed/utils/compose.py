@@ -2,6 +2,7 @@
 one.
 """
 
+import logging
 import os
 import pickle
 import re
@@ -27,6 +28,7 @@ from gcfed.utils.near import closest, did_you_mean
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 from gcfed.utils.resolvers import CONFIGS
 
+log = logging.getLogger(__name__)
 TRAIN = CONFIGS / "train.yaml"
 SEARCHED = "optimized_metric"  # the measure of a search
 SEARCH = re.compile(r"\+?(hparams_search|hydra/sweeper)=(?!\[\]$)")
@@ -176,6 +178,20 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> Non
         why = _why_switched_off(cfg, key) or _why_idle(cfg, key)
         if why:
             raise Refusal(why)
+        steps = OmegaConf.select(cfg, "client.steps")
+        if key == "client.epochs" and steps is not None:
+            _warn_of_epochs(word, steps)
+
+
+@cache  # a comparison composes many configs
+def _warn_of_epochs(word: str, steps: int) -> None:
+    """Does not refuse: FedGC sets ``client.steps``, and a comparison sets all methods' epochs."""
+    log.warning(
+        "%s has no effect with client.steps=%s, which this algorithm, this experiment or you have"
+        " set: client.steps=null trains epochs",
+        word,
+        steps,
+    )
 
 
 def refuse_measure_of_search(words: Sequence[str]) -> None:
