@@ -345,7 +345,7 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     """Raises Refusal for words of the command line that are no overrides and no flags of Hydra.
 
     Args:
-        typed: all words, in their order.
+        typed: all words.
         path: the config file of the command.
     """
     flags = [word for word in typed if not is_override(word)]
@@ -353,32 +353,12 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     for name, value in vars(known).items():
         if value == "":
             raise Refusal(f"--{name.replace('_', '-')} has no value.")
-    if unknown:
-        key, _, value = unknown[0].lstrip("-").partition("=")
-        behind = flags[flags.index(unknown[0]) + 1 :]
-        if not value and behind and not behind[0].startswith("-"):
-            value = behind[0]
-        known_keys = _keys_to_type(_new_config((), path))
-        meant = suggestion(key.replace("-", "_"), known_keys, after=f"={value or '…'}")
-        raise Refusal(f"{unknown[0]}: a setting has no dashes{meant}")
-    for word in known.overrides:
-        before = typed[typed.index(word) - 1] if known.multirun else ""
-        raise Refusal(f"{word}: {_instead_of(word, before, path)}")
-
-
-def _instead_of(word: str, before: str, path: Path) -> str:
-    """What to type in place of a word without ``=``; ``before`` stands before it in a sweep."""
-    if path.stem == "report":
-        return f"name the folders of runs as in 'roots=[{word}]'."
-    if path.stem == "eval":
-        return f"name the checkpoint as in ckpt_path={word}."
-    if is_override(before):
-        return f"the values of a sweep are separated by commas, without spaces: {before},{word}."
-    choices = _choosing(word)
-    if choices:
-        return f"did you mean {' or '.join(choices)}?"
-    meant = suggestion(word, _keys_to_type(_new_config((), path)), after="=…")
-    return f"a setting is written key=value, and --help shows all settings{meant}"
+    for word in (*unknown, *known.overrides):
+        name = word.lstrip("-").partition("=")[0].replace("-", "_")
+        meant = did_you_mean(_choosing(name))
+        if meant == ".":
+            meant = suggestion(name, _keys_to_type(_new_config((), path)), after="=…")
+        raise Refusal(f"{word}: a setting is written key=value, and --help shows all{meant}")
 
 
 def _keys_to_type(cfg: DictConfig) -> list[str]:
