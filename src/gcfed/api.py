@@ -252,8 +252,8 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     found_runs = table["run"]
     if measures is not USUAL_MEASURES:
         require_measured(asked, found_runs, "measures")
-    frame = pd.DataFrame({"folder": [str(run.folder) for run in found_runs]}, table.index)
-    frame = frame.join(table[["place", "method", "seed", "state"]])
+    frame = table[["place", "method", "seed", "state"]].copy()
+    frame.insert(0, "folder", [str(run.folder) for run in found_runs])
     frame["reason"] = [run.reason for run in found_runs]
     frame["repeated"] = table["repeated"]
     frame["rounds"] = [run.rounds for run in found_runs]

@@ -9,7 +9,12 @@ from collections.abc import Collection, Container, Iterable
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import cache
+from pathlib import Path
 from typing import Literal
+
+import yaml
+
+from gcfed.utils.files import YamlLoader
 
 Better = Literal["higher", "lower", "neither"]
 
@@ -25,103 +30,9 @@ class Column:
     remedy: str = ""  # what to set, so that a run writes it; "": unknown, or metrics=<first part>
 
 
-# Remedies of several columns.
-_VALIDATION = "set data.validation=0.1"
-_PERSONAL = "set metrics=personal data.client_test=0.2"
-_SMOOTHING = "leave ~callbacks.smoothing out"
-_BUFFERED = "set participation=buffered"
-_CLIPPING = "add methods.clip_update (docs/methods.md)"
-_FEDGC = "set algorithm=fedgc"
 #: The columns that this project writes, and no others. The first one that matches a name counts.
-COLUMNS = (
-    Column("round", "neither"),
-    Column("rounds", "neither"),
-    Column("best_round", "neither"),
-    Column("train/loss", "lower"),
-    Column("train/nonfinite_clients", "lower", over_rounds="total"),
-    Column("train/refused_steps", "lower"),
-    Column("train/dropped_clients", "lower", remedy="set participation.faults.dropout=0.1"),
-    Column("train/stragglers", "lower", remedy="set participation.faults.stragglers=0.5"),
-    Column("train/clients", "neither"),
-    Column("train/hostile_clients", "neither", remedy="set attack=sign_flip"),
-    Column("train/samples", "neither"),
-    Column("train/steps", "neither"),
-    Column("test/acc", "higher", title="test accuracy"),
-    Column("test/acc_smooth10", "higher", remedy=_SMOOTHING),
-    Column("test/acc_ema", "higher", remedy=_SMOOTHING),
-    Column("test/acc_best", "higher"),
-    Column("test/loss", "lower", title="test loss"),
-    Column("test/perplexity", "lower", title="perplexity"),
-    Column("test/rmse", "lower", title="RMSE"),
-    Column(
-        "test/relative_error", "lower", title="relative error", remedy="set metrics=relative_error"
-    ),
-    Column("test/loss_best", "lower"),
-    Column("test/perplexity_best", "lower"),
-    Column("test/rmse_best", "lower"),
-    Column("test/relative_error_best", "lower"),
-    Column("acc_diff/mean", "higher"),
-    Column("acc_diff/min", "higher"),
-    Column("acc_diff/std", "lower"),
-    Column("val/acc", "higher", title="validation accuracy", remedy=_VALIDATION),
-    Column("val/loss", "lower", remedy=_VALIDATION),
-    Column("val/perplexity", "lower", remedy=_VALIDATION),
-    Column("val/rmse", "lower", remedy=_VALIDATION),
-    Column(
-        "personal/global_acc",
-        "higher",
-        title="accuracy of the global model at clients",
-        remedy=_PERSONAL,
-    ),
-    Column(
-        "personal/local_acc", "higher", title="accuracy of clients' own models", remedy=_PERSONAL
-    ),
-    Column("personal/*_acc", "higher", remedy=_PERSONAL),
-    Column("personal/*_worst10", "higher", remedy=_PERSONAL),
-    Column("personal/*_std", "lower", remedy=_PERSONAL),
-    Column("clients/acc_*", "higher"),
-    Column("clients/loss_*", "lower"),
-    Column("classes/*_acc", "higher"),
-    Column("comm/down_bytes", "lower", title="sent to clients", over_rounds="total"),
-    Column("comm/up_bytes", "lower", title="sent by clients", over_rounds="total"),
-    Column("comm/*_bytes", "lower"),
-    Column("time/round_s", "lower", over_rounds="median"),
-    Column("time/*_s", "lower"),
-    Column("client_seconds", "lower"),
-    Column("clock/seconds", "lower", remedy="set participation.clock.step=0.01"),
-    Column("late/mean", "lower", remedy=_BUFFERED),
-    Column("late/max", "lower", remedy=_BUFFERED),
-    Column("late/lost", "lower", remedy=_BUFFERED),
-    Column("partition/*", "neither"),
-    Column(
-        "privacy/epsilon_*", "lower", remedy="set privacy=client_dp privacy.noise_multiplier=1.0"
-    ),
-    Column("clip_update/max_norm", "neither", remedy=_CLIPPING),
-    Column("clip_update/clipped", "neither", remedy=_CLIPPING),
-    Column("drift/cosine", "higher"),
-    Column("drift/divergence", "lower"),
-    Column("drift/client_norm", "neither"),
-    Column("drift/update_norm", "neither"),
-    Column("drift/relative", "neither"),
-    Column("angle/server", "lower"),
-    Column("angle/above_90", "lower"),
-    Column("angle/update", "lower"),
-    Column("gap/cosine", "higher"),
-    Column("gap/l2", "lower"),
-    Column("gap/relative", "lower"),
-    Column("cka/*", "higher"),
-    Column("forgetting/before", "lower"),
-    Column("forgetting/after", "lower"),
-    Column("forgetting/own", "lower"),
-    Column("forgetting/others", "lower"),
-    Column("gc/rho/*", "neither", remedy="set metrics=coherence"),
-    Column("gc/share_*", "neither", remedy="set metrics=gc_share"),
-    Column("fedgc/sgc_failed", "lower", remedy=_FEDGC),
-    Column("fedgc/cgc_layers", "neither", remedy=_FEDGC),
-    Column("fedgc/sgc_active", "neither", remedy=_FEDGC),
-    # what is better depends on who attacks
-    Column("leakage/*", "neither"),
-)
+_FILE = Path(__file__).with_name("columns.yaml")
+COLUMNS = [Column(**known) for known in yaml.load(_FILE.read_text("utf-8"), YamlLoader)]
 # In other columns, such as those of torchmetrics, these words mean that less is better, and else
 # the second ones that more is better.
 _LOWER = re.compile(

@@ -1,5 +1,6 @@
 """Facts about a network: its kinds of layers, and what they allow."""
 
+from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 
@@ -23,13 +24,10 @@ def first_weight(net: nn.Module) -> Tensor:
     The inputs have its type and device.
     """
     floats = [parameter for parameter in net.parameters() if parameter.is_floating_point()]
-    types = dict.fromkeys(parameter.dtype for parameter in floats)
-    most = max(
-        types,
-        key=lambda dtype: sum(
-            parameter.numel() for parameter in floats if parameter.dtype == dtype
-        ),
-    )
+    entries = Counter[torch.dtype]()
+    for parameter in floats:
+        entries[parameter.dtype] += parameter.numel()
+    ((most, _),) = entries.most_common(1)
     return next(parameter for parameter in floats if parameter.dtype == most)
 
 

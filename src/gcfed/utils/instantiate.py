@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError, refuse_wrong_types
 from gcfed.utils.compose import suggestion
+from gcfed.utils.near import near
 from gcfed.utils.refusal import Refusal, message_of
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments
@@ -93,17 +94,11 @@ def _refuse_unknown_name(key: str, target: str) -> None:
     module, _, name = target.rpartition(".")
     if module not in sys.modules:
         return
-    own = []
     offered = []  # also what the module imports from others, as torch.optim does
     for other, value in vars(sys.modules[module]).items():
-        if getattr(value, "__module__", None) == module:
-            own.append(other)
         if callable(value) and not other.startswith("_"):
             offered.append(other)
-    meant = suggestion(name, offered)
-    if own and meant == ".":
-        meant = f"; there are {', '.join(sorted(own))}."
-    raise BuildError(f"{key}={target}: {module} has no {name}{meant}") from None
+    raise BuildError(f"{key}={target}: {module} has no {name}{near(name, offered)}") from None
 
 
 def typed_key(node: DictConfig, name: str) -> str:
@@ -119,8 +114,8 @@ def typed_key(node: DictConfig, name: str) -> str:
 def _explain_arguments(
     node: DictConfig, target: Any, arguments: dict[str, Any], error: Exception
 ) -> None:
-    """Raises BuildError if the node has keys that are no arguments of its class or function, lacks
-    one that the class or function needs, or has one of another type.
+    """Raises BuildError if the node has keys that are no arguments of its class or function, or has
+    one of another type.
     """
     if not isinstance(error, TypeError) or target is None:
         return
@@ -128,13 +123,8 @@ def _explain_arguments(
         known = signature(target).parameters
     except (TypeError, ValueError):  # a class in C
         return
-    key = node._get_full_key(None)
-    missing = [name for name, argument in known.items() if _is_missing(argument, arguments)]
-    if missing:
-        remedy = " ".join(f"+{key}.{name}=…" for name in missing)
-        raise BuildError(f"{key}: {node['_target_']} needs {', '.join(missing)}: add {remedy}.")
     if not takes_any_key(known):
-        refuse_unknown(key, node["_target_"], known, arguments)
+        refuse_unknown(str(node._get_full_key(None)), node["_target_"], known, arguments)
     try:
         refuse_wrong_types(target, arguments)
     except SettingError as wrong:
@@ -166,13 +156,6 @@ def refuse_unknown(key: str, target: str, known: Iterable[str], given: Iterable[
     if meant == ".":
         meant = f": add {remedy}, or choose an option that has no such key."
     raise BuildError(f"{text}{meant}")
-
-
-def _is_missing(argument: Parameter, arguments: dict[str, Any]) -> bool:
-    """Whether a call without this argument fails."""
-    if argument.kind in (Parameter.VAR_KEYWORD, Parameter.VAR_POSITIONAL):
-        return False
-    return argument.default is Parameter.empty and argument.name not in arguments
 
 
 def _built(value: Any) -> Any:

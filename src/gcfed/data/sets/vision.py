@@ -80,15 +80,7 @@ def published(
 
     try:
         return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
-    except (
-        OSError,
-        EOFError,
-        RuntimeError,
-        ValueError,
-        AssertionError,
-        KeyError,
-        IndexError,
-    ) as error:  # by format
+    except Exception as error:  # of any type, by the format of the files
         raise missing_files(name, folder, f"a file is missing or broken ({error})", page) from error
 
 
