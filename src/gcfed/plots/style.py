@@ -10,7 +10,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from cycler import cycler
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import LogFormatter, MaxNLocator
@@ -19,7 +18,7 @@ from gcfed.folders.columns import is_accuracy, title_of
 from gcfed.utils.files import replacing
 
 # Okabe & Ito, "Color Universal Design": distinguishable with any of the common colour vision
-# deficiencies. Yellow is last, since a thin line of it vanishes on white.
+# deficiencies.
 BLUE = "#0072B2"
 VERMILION = "#D55E00"
 GREEN = "#009E73"
@@ -27,8 +26,6 @@ PURPLE = "#CC79A7"
 ORANGE = "#E69F00"
 SKY = "#56B4E9"
 BLACK = "#000000"
-YELLOW = "#F0E442"
-PALETTE = (BLUE, VERMILION, GREEN, PURPLE, ORANGE, SKY, BLACK, YELLOW)
 GREY = "#8A8A8A"
 
 #: Methods with a colour and a dash pattern of their own. Other names get one by their hash.
@@ -104,31 +101,7 @@ def factor(column: str) -> int:
 
 
 #: Decorator: figures made inside have the style.
-styled = matplotlib.rc_context(
-    {
-        "figure.constrained_layout.use": True,
-        "savefig.dpi": 160,
-        "axes.prop_cycle": cycler(color=PALETTE),
-        "axes.titlesize": 11,
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.edgecolor": GREY,
-        "xtick.color": GREY,
-        "ytick.color": GREY,
-        "xtick.labelcolor": "black",
-        "ytick.labelcolor": "black",
-        "axes.axisbelow": True,
-        "axes.grid": True,
-        "grid.color": "#E4E4E4",
-        "axes.formatter.useoffset": False,
-        "text.parse_math": False,  # a name may have a $
-        "lines.linewidth": 1.8,
-        "legend.frameon": False,
-        "legend.fontsize": 9,
-        "legend.title_fontsize": 9,
-        "pdf.fonttype": 42,  # TrueType: text stays text, and publishers refuse Type 3
-    }
-)
+styled = matplotlib.rc_context(fname=Path(__file__).with_name("style.mplstyle"))
 
 
 def ticks(axes: Axes, most: int = 6) -> None:

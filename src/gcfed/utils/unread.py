@@ -30,9 +30,14 @@ def refuse_unread(cfg: DictConfig) -> None:
     tree: Any = OmegaConf.to_container(cfg, resolve=False)
     used = set(_words_of_interpolations(tree))
     for key in _unread(tree, ""):
-        if not any(word == key or word.startswith(f"{key}.") for word in used):
-            meant = suggestion(key, sorted(known_keys()))
-            raise Refusal(f"{key}: nothing reads this setting{meant}")
+        if any(word == key or word.startswith(f"{key}.") for word in used):
+            continue
+        section, _, name = key.partition(".")
+        if section in NAMED_OBJECTS:
+            node = f"{section}.{name.partition('.')[0]}"
+            raise Refusal(f"{key} has no effect: {node} builds nothing without {node}._target_.")
+        meant = suggestion(key, sorted(known_keys()))
+        raise Refusal(f"{key}: nothing reads this setting{meant}")
 
 
 def _unread(node: Mapping[str, Any], prefix: str) -> Iterator[str]:
