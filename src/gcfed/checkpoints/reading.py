@@ -30,6 +30,7 @@ from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 log = logging.getLogger(__name__)
 Scaling = Mapping[str, ndarray]  # the means and deviations of inputs and targets, by name
+Content = Mapping[str, Any]  # of a checkpoint, or a part of it
 PARTS = {"state_dict", "global_step", "gcfed", "loops", "optimizer_states", "callbacks"}
 
 
@@ -137,7 +138,7 @@ def _brief(error: Exception) -> str:
     return f"{type(error).__name__}: {message}"
 
 
-def _check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any]) -> None:
+def _check_origin(path: Path, there: Content, here: Content) -> None:
     """Raises Refusal if the record in a checkpoint is that of another run, or of other data."""
     if there["identity"] != here["identity"]:
         raise Refusal(
@@ -154,7 +155,7 @@ def _check_origin(path: Path, there: Mapping[str, Any], here: Mapping[str, Any])
         )
 
 
-def _rounds_of(checkpoint: Mapping[str, Any]) -> int:
+def _rounds_of(checkpoint: Content) -> int:
     """The number of finished rounds, by which all parts of a checkpoint must go."""
     rounds = checkpoint["global_step"]
     progress = checkpoint["loops"]["fit_loop"]
@@ -165,7 +166,7 @@ def _rounds_of(checkpoint: Mapping[str, Any]) -> int:
 
 
 def _try_states(
-    checkpoint: Mapping[str, Any], module: FederatedModule, callbacks: Sequence[Callback]
+    checkpoint: Content, module: FederatedModule, callbacks: Sequence[Callback]
 ) -> None:
     """Loads the states of the server's optimizer and of all parts, as Lightning will again."""
     (state,) = checkpoint["optimizer_states"]
@@ -289,7 +290,7 @@ def _are_close(there: ndarray, here: ndarray) -> bool:
     return there.shape == here.shape and np.allclose(there, here, 1e-4, 1e-6)
 
 
-def net_of(checkpoint: Mapping[str, Any]) -> dict[str, Tensor]:
+def net_of(checkpoint: Content) -> dict[str, Tensor]:
     """The network's tensors in a checkpoint, by their names in the network."""
     tensors = {}
     for key, value in checkpoint["state_dict"].items():
@@ -314,6 +315,6 @@ def require_fitting(
     return theirs
 
 
-def _shapes(state: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+def _shapes(state: Content) -> dict[str, tuple[int, ...]]:
     """The shapes of a state's tensors. A module's extra state may be anything else."""
     return {name: tuple(t.shape) for name, t in state.items() if isinstance(t, Tensor)}

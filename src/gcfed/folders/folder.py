@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     import pandas as pd
     from pydantic import TypeAdapter
 
+Values = Mapping[str, Any]  # of a config or a summary, by key
 # Files of a run.
 CONFIG = "config.yaml"
 SUMMARY = "summary.json"
@@ -49,8 +50,8 @@ class Run:
     """One run folder."""
 
     folder: Path
-    config: Mapping[str, Any]  # {} if it cannot be read
-    summary: Mapping[str, Any]  # {} if the run has not ended
+    config: Values  # {} if it cannot be read
+    summary: Values  # {} if the run has not ended
     metrics: pd.DataFrame  # by round, NaN where nothing was measured
     state: str  # one of STATES
     reason: str  # why it is in this state; "" for a finished run
@@ -101,7 +102,7 @@ class Run:
         return column(self.metrics, name)
 
 
-def _value_at(config: Mapping[str, Any], key: str, default: Any = None) -> Any:
+def _value_at(config: Values, key: str, default: Any = None) -> Any:
     node: Any = config
     for part in key.split("."):
         node = node.get(part, default) if isinstance(node, Mapping) else default
@@ -145,7 +146,7 @@ def read_run(folder: Path) -> Run:
     return run
 
 
-def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
+def _check_types(config: Values, summary: Values) -> None:
     """Raises Refusal if a value that a report reads is of another type."""
     from gcfed.utils.checked import rule, validated  # late: Hydra asks for folders at its start
 
@@ -158,7 +159,7 @@ def _check_types(config: Mapping[str, Any], summary: Mapping[str, Any]) -> None:
         validated(f"{key} in {SUMMARY}", summary[key], finite)
 
 
-def _check_classes(leaves: Mapping[str, Any]) -> None:
+def _check_classes(leaves: Values) -> None:
     """Raises Refusal if the name of a class is no text."""
     from gcfed.utils.checked import rule, validated
 
@@ -202,9 +203,7 @@ def _types_in_summary() -> dict[str, TypeAdapter]:
     return {"rounds": rule(Whole | None), "result": rule(column | None), **texts}
 
 
-def ending(
-    folder: Path, planned: int, summary: Mapping[str, Any], metrics: pd.DataFrame
-) -> tuple[str, str]:
+def ending(folder: Path, planned: int, summary: Values, metrics: pd.DataFrame) -> tuple[str, str]:
     """The state and the reason of a run of ``planned`` rounds."""
     if summary and metrics.empty:
         return FAILED, f"it has ended, but its {METRICS} is missing"
@@ -234,7 +233,7 @@ def lost_rows(metrics: pd.DataFrame, rounds: int) -> str:
     return ""
 
 
-def _has_ended(summary: Mapping[str, Any], planned: int, rounds: int) -> bool:
+def _has_ended(summary: Values, planned: int, rounds: int) -> bool:
     """Whether the summary is that of the whole run, which has finished so many rounds."""
     if not summary:
         return False

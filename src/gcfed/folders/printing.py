@@ -28,6 +28,7 @@ from gcfed.folders.summary import (
 if TYPE_CHECKING:
     import pandas as pd
 
+Rows = dict[str, str]  # the label of a row → its text
 #: First parts of the columns that have rows of their own in the printed table.
 SECTIONS_WITH_ROWS = {"train", "test", "comm", "time", "personal"}
 #: Which model was tested, by the beginning of the column.
@@ -57,7 +58,7 @@ def print_summary(
     Console(soft_wrap=True).print(table, place, sep="\n")
 
 
-def _result(summary: Mapping[str, Any]) -> dict[str, str]:
+def _result(summary: Mapping[str, Any]) -> Rows:
     """The result of a method that is not judged by the global model's test."""
     name = summary["result"]
     if name.startswith("test/"):
@@ -72,9 +73,9 @@ def _result(summary: Mapping[str, Any]) -> dict[str, str]:
     return {"result": text}
 
 
-def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
+def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> Rows:
     """The tests of the global model."""
-    rows: dict[str, str] = {}
+    rows: Rows = {}
     tests = len(column(metrics, "test/acc"))
     if tests:
         rows["global model, test accuracy"] = f"{summary['test/acc']:.2%}"
@@ -97,10 +98,10 @@ def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
     return rows
 
 
-def _personal(metrics: pd.DataFrame) -> dict[str, str]:
+def _personal(metrics: pd.DataFrame) -> Rows:
     """A row for each model that clients tested on their own samples."""
     figures = {"acc": "", "worst10": "worst tenth ", "std": "standard deviation "}
-    rows: dict[str, str] = {}
+    rows: Rows = {}
     for prefix, model in TESTED_MODELS.items():
         texts = []
         for figure, words in figures.items():
@@ -118,9 +119,9 @@ def _personal(metrics: pd.DataFrame) -> dict[str, str]:
     return rows
 
 
-def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
+def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> Rows:
     """Skews, bytes, seconds, and clients that did not count."""
-    rows: dict[str, str] = {}
+    rows: Rows = {}
     if LABEL_SKEW[0] in summary:
         rows["label skew"] = skew_in_words(summary)
     if FEATURE_SKEW in summary:
@@ -138,7 +139,7 @@ def _costs(summary: Mapping[str, Any], metrics: pd.DataFrame) -> dict[str, str]:
     return rows
 
 
-def _measured(metrics: pd.DataFrame) -> dict[str, str]:
+def _measured(metrics: pd.DataFrame) -> Rows:
     """The last values of the columns that only some runs have: one row for each first part of their
     names.
     """

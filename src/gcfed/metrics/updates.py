@@ -33,6 +33,8 @@ from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetri
 from gcfed.utils.checked import Count, checked
 from gcfed.utils.device import device_of
 
+Row = dict[str, float]  # columns of a round → their values
+
 
 class Cohorts(RoundTable):
     """Who took part: ``round,client`` in ``cohorts.csv``, clients ascending.
@@ -44,7 +46,7 @@ class Cohorts(RoundTable):
     header = ("client",)
     writes = ()
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         self.append(round, ([client] for client in round.answered.tolist()))
         return {}
 
@@ -96,7 +98,7 @@ class Updates(RoundTable, OwnNumbers):
             squares.append(delta.mean(1).square().sum() * delta.shape[1])
         return torch.stack(squares).sqrt()
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         lengths_of = self.values(round).unflatten(1, (-1, 2)).tolist()  # [K, weights, 2]
         for client, lengths in zip(round.answered.tolist(), lengths_of, strict=True):
             lines = []
@@ -171,7 +173,7 @@ class Drift(ClientMetric):
             note[f"update {name}"] += delta
             note[f"direction {name}"] += delta.mul_(unit)
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         sums = round.sums[self]
         norm, square, clients = sums[""]
         if not clients:
@@ -236,7 +238,7 @@ class Coherence(ClientMetric):
             sums[name] = valid.sum(0)
         return {"": torch.stack([*squares, finite.sum()])} | sums
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         sums = round.sums[self]
         *squares, clients = sums[""]
         of_sums = torch.stack([sums[name].square().sum() for name in self.weights])
@@ -298,7 +300,7 @@ class Angle(ServerMetric):
             terms[name] = torch.where(per_client(moved, unit), unit, 0.0).sum(0)
         return terms
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         if not round.usable:
             return {}
         sums = round.sums[self]
@@ -368,7 +370,7 @@ class Gap(ServerMetric):
         for mean in (self.full, self.partial):
             mean.add(replace(upload, delta=self.params(upload.delta)))
 
-    def columns(self, round: Received) -> dict[str, float]:
+    def columns(self, round: Received) -> Row:
         like = self.params(upload_shapes(self.server_parts, round)["delta"])
         partial = self.partial.reduce(like)
         full = self.full.reduce(like)

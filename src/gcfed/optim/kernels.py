@@ -16,6 +16,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from gcfed.utils.layout import have_same_order, in_memory_order
 
 Step = Callable[[], object]
+Tensors = list[Tensor]
 
 
 def direct_step(optimizer: Optimizer, own_step: Step) -> Step | None:
@@ -81,8 +82,8 @@ class FusedKernel:
         self.optimizer = optimizer
         self.own_step = own_step
         (self.group,) = optimizer.param_groups
-        self._params: list[Tensor] | None = None  # those that the kept lists belong to
-        self._lists: list[list[Tensor]] = []  # the parameters, and each of their states
+        self._params: Tensors | None = None  # those that the kept lists belong to
+        self._lists: list[Tensors] = []  # the parameters, and each of their states
         self._strides: dict[int, tuple[int, ...]] = {}  # of gradients that are read as vectors
         self._orders: list[tuple[int, ...]] = []  # the parameters' strides
         self._first = False  # whether the kernel fills the states in its next call
@@ -99,10 +100,10 @@ class FusedKernel:
         self.run(grads, self._first)
         self._first = False
 
-    def run(self, grads: list[Tensor], first: bool) -> None:
+    def run(self, grads: Tensors, first: bool) -> None:
         raise NotImplementedError
 
-    def _own_gradients(self, params: list[Tensor]) -> list[Tensor | None]:
+    def _own_gradients(self, params: Tensors) -> list[Tensor | None]:
         """The parameters' gradients, in their order in memory."""
         if params is not self._params:
             return [gradient_in_order(parameter) for parameter in params]
@@ -117,7 +118,7 @@ class FusedKernel:
     @staticmethod
     def _dense_gradients(
         gradients: Sequence[Tensor | None],
-    ) -> list[Tensor] | None:
+    ) -> Tensors | None:
         """The gradients of the step; None if one is missing or sparse."""
         grads = []
         for grad in gradients:
@@ -126,7 +127,7 @@ class FusedKernel:
             grads.append(grad.detach() if grad.requires_grad else grad)
         return grads
 
-    def _knows(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+    def _knows(self, params: Tensors, grads: Tensors) -> bool:
         """Whether the kept lists are those of these parameters, and gradients lie as before."""
         if params is not self._params or self._has_no_state(params[0]):
             return False
@@ -139,7 +140,7 @@ class FusedKernel:
         return bool(self.names) and parameter not in self.optimizer.state
 
     def _make_own_step(
-        self, params: list[Tensor], gradients: Sequence[Tensor | None] | None
+        self, params: Tensors, gradients: Sequence[Tensor | None] | None
     ) -> None:
         """The optimizer's own step, which may make states."""
         self._params = None
@@ -152,9 +153,9 @@ class FusedKernel:
         for parameter in params:
             parameter.grad = None
 
-    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+    def _collect(self, params: Tensors, grads: Tensors) -> bool:
         """Lists the tensors of these parameters. Returns False if states are missing."""
-        states: list[list[Tensor]] = []
+        states: list[Tensors] = []
         for name in self.names:
             kept = self._states(name, params)
             if len(kept) < len(params):
@@ -171,7 +172,7 @@ class FusedKernel:
         self._params = params
         return True
 
-    def _states(self, name: str, params: list[Tensor]) -> list[Tensor]:
+    def _states(self, name: str, params: Tensors) -> Tensors:
         """Those states of this name that exist."""
         # the dictionary would make an empty entry for a missing key
         states = [self.optimizer.state.get(parameter, {}).get(name) for parameter in params]
@@ -186,7 +187,7 @@ class SGDKernel(FusedKernel):
         if self.group["momentum"]:
             self.names = ("momentum_buffer",)
 
-    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+    def _collect(self, params: Tensors, grads: Tensors) -> bool:
         if self.names and not self._states("momentum_buffer", params):
             self._first = True
             for parameter, grad in zip(params, grads, strict=True):
@@ -195,7 +196,7 @@ class SGDKernel(FusedKernel):
                 )
         return super()._collect(params, grads)
 
-    def run(self, grads: list[Tensor], first: bool) -> None:
+    def run(self, grads: Tensors, first: bool) -> None:
         group = self.group
         params, *momentum = self._lists
         torch._fused_sgd_(
@@ -217,11 +218,11 @@ class AdamKernel(FusedKernel):
 
     names = ("exp_avg", "exp_avg_sq")
 
-    def _collect(self, params: list[Tensor], grads: list[Tensor]) -> bool:
+    def _collect(self, params: Tensors, grads: Tensors) -> bool:
         self._counts = self._states("step", params)
         return super()._collect(params, grads)
 
-    def run(self, grads: list[Tensor], first: bool) -> None:
+    def run(self, grads: Tensors, first: bool) -> None:
         group = self.group
         params, means, squares = self._lists
         torch._foreach_add_(self._counts, 1)

@@ -7,6 +7,8 @@ from gcfed.folders.columns import GLOBAL_TESTS, global_test
 from gcfed.folders.folder import FINISHED, Run
 from gcfed.folders.measures import OWN_TESTS, measure_of
 
+Runs = Mapping[str, Sequence[Run]]  # of each method
+
 
 @dataclass(frozen=True)
 class Decision:
@@ -19,7 +21,7 @@ class Decision:
     declared: Mapping[str, str]
 
 
-def decide(methods: Mapping[str, Sequence[Run]]) -> Decision:
+def decide(methods: Runs) -> Decision:
     """Chooses the column that judges most of these methods, from the runs that have ended.
 
     It is the global model's test, unless a method declares another column as its result. Then it is
@@ -45,7 +47,7 @@ def decide(methods: Mapping[str, Sequence[Run]]) -> Decision:
     return Decision(measure_of(chosen, rounds), not_compared, declared)
 
 
-def _declared(methods: Mapping[str, Sequence[Run]]) -> dict[str, str]:
+def _declared(methods: Runs) -> dict[str, str]:
     """The columns that methods declare as their result, if it is not the global model's test."""
     declared: dict[str, str] = {}
     for method, runs in methods.items():
@@ -55,9 +57,7 @@ def _declared(methods: Mapping[str, Sequence[Run]]) -> dict[str, str]:
     return declared
 
 
-def _judged_by(
-    column: str, methods: Mapping[str, Sequence[Run]], declared: Mapping[str, str]
-) -> list[str]:
+def _judged_by(column: str, methods: Runs, declared: Mapping[str, str]) -> list[str]:
     """The methods that have this column and declare no other."""
     usual = column if column not in GLOBAL_TESTS else ""
     fitting = []
@@ -72,9 +72,7 @@ def _has(column: str, runs: Sequence[Run]) -> bool:
     return any(run.has_ended and len(run.curve(column)) > 0 for run in runs)
 
 
-def _why_not_compared(
-    method: str, chosen: str, methods: Mapping[str, Sequence[Run]], declared: Mapping[str, str]
-) -> str:
+def _why_not_compared(method: str, chosen: str, methods: Runs, declared: Mapping[str, str]) -> str:
     """Why a method is not judged by the chosen column."""
     result = declared.get(method, chosen)
     if not _has(result, methods[method]):
