@@ -17,7 +17,7 @@ from users_plain import composed, fresh
 
 from gcfed.assemble import assemble
 from gcfed.federated.network.probing.probe import probe
-from gcfed.models.order import forward_order
+from gcfed.models.forward_watch import forward_order
 from gcfed.models.own import fitted
 from gcfed.models.unchanged import hand_copies
 from gcfed.tasks import CLASSIFICATION

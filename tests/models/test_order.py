@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision import models as tv
 
 from gcfed.models.build import build_net
-from gcfed.models.order import ForwardOrder, forward_order
+from gcfed.models.forward_watch import forward_order
+from gcfed.models.order import declared_order
 from gcfed.utils.resolvers import ROOT
 
 MODELS = sorted(
@@ -486,7 +487,7 @@ def test_unused_and_unseen_parameters():
         order.facts()[-1]
         == "not used by a forward pass, and counted where they are declared: c.weight, c.bias"
     )
-    assert ForwardOrder(Net("cab"), declared=True).names[0] == "c.weight"
+    assert declared_order(Net("cab")).names[0] == "c.weight"
 
 
 class Experts(nn.Module):

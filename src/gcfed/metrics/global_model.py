@@ -148,6 +148,7 @@ class RelativeError(ServerMetric):
         super().bind(setup)
         self.network = dict(self.module.net.named_parameters())
         optimum = self.data.dataset.optimum
+        assert optimum is not None
         self._optimum = {name: torch.from_numpy(value) for name, value in optimum.items()}
 
     def columns(self, round: Received) -> dict[str, float]:

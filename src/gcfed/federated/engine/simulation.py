@@ -45,6 +45,9 @@ class Simulation(ProgramTransport):
         self.cohort_size = cohort_size
         self._client_round: ClientRound | None = None  # to which the server may reply
 
+    def start(self) -> None:
+        return
+
     def fit(
         self,
         download: Download,

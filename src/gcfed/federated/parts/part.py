@@ -22,7 +22,8 @@ from gcfed.federated.state.client_states import KeptState
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.models.facts import two_zeros
-from gcfed.models.order import ForwardOrder, order_for_gc
+from gcfed.models.forward_watch import order_for_gc
+from gcfed.models.order import ForwardOrder
 from gcfed.optim.partial import probe_optimizer
 from gcfed.participation.faults import Faults
 from gcfed.participation.schedule import Participation
