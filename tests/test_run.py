@@ -262,7 +262,7 @@ def note(trainer, pl_module):
     NOTED.append(1)
 
 
-def test_every_callback_is_called_in_each_local_step(config, tmp_path):
+def test_every_callback_is_called_in_each_local_step(config, tmp_path, caplog):
     listeners = (
         f"+callbacks.listener._target_={__name__}.Listener",
         "+callbacks.own._target_=lightning.pytorch.callbacks.LambdaCallback",
@@ -275,3 +275,6 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path):
     steps = result.loop.solver.num_steps(result.trainer.datamodule.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
     assert heard == len(NOTED) == steps > 0
+    # a callback that trains does not count in the identity
+    warned = [text.split()[1] for text in caplog.messages if "takes part in local" in text]
+    assert warned == ["Listener", "LambdaCallback"]

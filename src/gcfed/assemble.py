@@ -120,6 +120,7 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     )
     if loop.run.transport.separate_clients:
         _refuse_client_callbacks(parts.callbacks)
+    _warn_of_client_callbacks(parts.callbacks)
     loop.run.stores.require_folder()
     return Assembly(module, data, loop, parts.methods, parts.in_order, result)
 
@@ -240,12 +241,29 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises Refusal for callbacks that take part in training: separate clients have methods and
     metrics only.
     """
-    for callback in callbacks:
-        if isinstance(callback, ClientPart) or watches_steps(callback):
-            raise Refusal(
-                f"callbacks: {type(callback).__name__} takes part in local training, and clients"
-                " have no callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."
-            )
+    for callback in filter(_takes_part, callbacks):
+        raise Refusal(
+            f"callbacks: {type(callback).__name__} takes part in local training, and clients"
+            " have no callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."
+        )
+
+
+def _warn_of_client_callbacks(callbacks: Sequence[Callback]) -> None:
+    """Warns of callbacks that may change the results, because callbacks do not count in a run's
+    identity.
+    """
+    for callback in filter(_takes_part, callbacks):
+        log.warning(
+            "callbacks: %s takes part in local training. If it changes the results, put it under"
+            " methods: a report and ckpt_path=last take runs with and without a callback for the"
+            " same",
+            type(callback).__name__,
+        )
+
+
+def _takes_part(callback: Callback) -> bool:
+    """Whether a callback takes part in local training."""
+    return isinstance(callback, ClientPart) or watches_steps(callback)
 
 
 def fill_from_data(cfg: DictConfig, data: FederatedDataModule) -> DictConfig:

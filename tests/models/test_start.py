@@ -1,5 +1,6 @@
 """``model.start``: a run starts with the weights of another run, and refuses other files."""
 
+import json
 from copy import deepcopy
 
 import pytest
@@ -70,6 +71,25 @@ def test_a_run_starts_at_the_end_of_another_and_has_another_identity(config, tmp
     old, new = (read_rows(tmp_path / name / "metrics.csv") for name in ("first", "still"))
     assert new[0]["test/loss"] == old[-1]["test/loss"]
     assert torch.equal(final_weights(still), final_weights(first))
+
+
+def test_a_run_knows_the_content_of_the_file(config, tmp_path):
+    """The path alone would make runs from two contents repetitions of one run."""
+    file = tmp_path / "start.pt"
+    words = (*SMALL, f"model.start={file}", "rounds=2")
+
+    def go(name, seed, *overrides):
+        state = assemble(config(*SMALL, f"seed={seed}")).module.net.state_dict()
+        torch.save(state, file)
+        train(config(*words, *overrides, folder=tmp_path / name))
+        return json.loads((tmp_path / name / "summary.json").read_text())["data"]
+
+    first = go("first", 7)
+    assert go("same", 7) == first
+    assert go("other", 8) != first
+    go("first", 7, "ckpt_path=last", "rounds=3")
+    with refuses("the data have changed since: model.start. Put the old files back"):
+        go("first", 8, "ckpt_path=last", "rounds=4")
 
 
 def test_a_run_needs_the_file_only_at_its_start(config, tmp_path):

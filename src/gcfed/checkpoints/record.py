@@ -20,9 +20,9 @@ VERSION = re.compile(r"[\w.+ -]{1,100}")
 
 
 class RunRecord(Callback):
-    """Writes into each checkpoint the settings that identify its run, the checksums and the scaling
-    of its data, and the number of processes and the version of this project that trained its
-    rounds.
+    """Writes into each checkpoint the settings that identify its run, the checksums of its data and
+    of the file of ``model.start``, the scaling of the data, and the number of processes and the
+    version of this project that trained its rounds.
 
     ``about`` has digests of the settings and the checksums, for ``summary.json``.
     """
@@ -30,6 +30,9 @@ class RunRecord(Callback):
     def __init__(self, cfg: DictConfig, data: FederatedDataModule) -> None:
         counted = leaves(cfg)
         checksums = fingerprint(data)
+        start = cfg.model.get("start")
+        if start is not None:
+            checksums["model.start"] = checksum(np.fromfile(start, np.uint8))
         self.about = {"identity": digest(counted), "setting": digest(counted, without="seed")}
         self.about["data"] = digest(checksums)
         self.content: dict[str, Any] = {

@@ -106,8 +106,8 @@ def _names(first: Series, settings: DataFrame) -> DataFrame:
 
 
 def _warn_of_changed_data(frame: DataFrame) -> None:
-    """Warns if two runs of a place and a seed had other samples, labels or clients, as after an
-    edit of the files: their settings do not show it.
+    """Warns if two runs of a place and a seed had other samples, labels or clients, or another
+    ``model.start``, as after an edit of the files: their settings do not show it.
     """
     for place, same_place in frame.groupby("place", sort=False):
         for seed, same_seed in same_place.groupby("seed", sort=False):
@@ -119,8 +119,9 @@ def _warn_of_changed_data(frame: DataFrame) -> None:
             if len(folders) > 1:
                 one, other, *_ = folders.values()
                 log.warning(
-                    "%s: %s and %s of seed %s have other samples, labels or clients, although their"
-                    " settings agree. Train again what has the old data.",
+                    "%s: %s and %s of seed %s have other samples, labels or clients, or another"
+                    " model.start, although their settings agree. Train again what has the old"
+                    " files.",
                     place,
                     one,
                     other,
