@@ -264,6 +264,34 @@ def test_a_task_has_the_units_of_its_present_data():
     assert task.scores(outputs, y)["test/rmse"].tolist() == [(1 + 4) / 2]
 
 
+class AllAtOnce(Classification):
+    """Computes the losses of all clients by one call."""
+
+    def client_losses(self, outputs, y):
+        return 3 * super().client_losses(outputs, y)
+
+
+def tripled(task):
+    """The task, whose object has losses of its own."""
+    losses = task.losses
+    task.losses = lambda outputs, y: 3 * losses(outputs, y)
+    return task
+
+
+@pytest.mark.parametrize("make", [AllAtOnce, lambda: tripled(Classification())])
+def test_every_way_to_a_users_losses_is_the_loss_of_a_lone_client(make):
+    """torch's own mean must not replace them."""
+    generator = torch.Generator().manual_seed(3)
+    outputs = torch.randn(1, 5, 4, generator=generator, dtype=torch.float64)
+    y = torch.tensor([[0, 3, 1, 2, 2]])
+    batch = Batch(torch.zeros(1, 5, 6), y, None, torch.tensor([5.0]))
+    task = make()
+    wanted = 3 * nn.functional.cross_entropy(outputs[0], y[0])
+    torch.testing.assert_close(task.mean_losses(outputs, batch)[0], wanted)
+    torch.testing.assert_close(task.mean_loss_of_one(outputs[0], batch), wanted)
+    assert task.least_loss() == -float("inf")
+
+
 class WithOwnScale(Task):
     """Its ``scale`` is its own, whatever the data were divided by."""
 

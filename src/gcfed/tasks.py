@@ -108,7 +108,7 @@ class Task:
 
     def client_losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """The losses of n clients' labels, outputs ``[n, B, …, C]`` → ``[n, B, …]``."""
-        if type(self).losses.__module__ == __name__:
+        if self.losses.__module__ == __name__:
             return self.losses(outputs, y)
         # copies, because a loss may edit its outputs in place, and terms of methods read them, too
         values = torch.stack([self.losses(outputs[k].clone(), y[k]) for k in range(len(y))])
@@ -192,7 +192,7 @@ class Classification(Task):
 
     def _has_own_mean(self, batch: Batch) -> bool:
         """Whether torch's mean of the cross-entropy is a client's mean loss."""
-        return batch.mask is None and type(self).losses is Classification.losses
+        return batch.mask is None and has_own(self, Classification, "losses", "client_losses")
 
     def least_loss(self) -> float:
         return 0.0 if has_losses_of(self, Classification) else -inf
@@ -243,8 +243,15 @@ class SquaredError(Task):
 
 def has_losses_of(task: Task, kind: type[Task]) -> bool:
     """Whether a task has the losses of this class, and not those of a user's subclass."""
-    own_kind = type(task)
-    return own_kind.losses is kind.losses and own_kind.mean_losses is kind.mean_losses
+    return has_own(task, kind, "losses", "client_losses", "mean_losses")
+
+
+def has_own(task: Task, kind: type[Task], *names: str) -> bool:
+    """Whether these methods of a task are those of this class, also in the object itself."""
+    for name in names:
+        if getattr(getattr(task, name), "__func__", None) is not getattr(kind, name):
+            return False
+    return True
 
 
 def at_least_float32(values: Tensor) -> Tensor:

@@ -139,9 +139,7 @@ class FusedKernel:
         """Whether the optimizer has not begun, or begins again."""
         return bool(self.names) and parameter not in self.optimizer.state
 
-    def _make_own_step(
-        self, params: Tensors, gradients: Sequence[Tensor | None] | None
-    ) -> None:
+    def _make_own_step(self, params: Tensors, gradients: Sequence[Tensor | None] | None) -> None:
         """The optimizer's own step, which may make states."""
         self._params = None
         if gradients is None:
