@@ -56,7 +56,7 @@ lint: .venv/.installed  ## formatting, common mistakes and types
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv==0.13.9
 ifeq ($(TORCH),cpu)
 	@$(INSTALL) --no-deps $(if $(TORCH_INDEX),--default-index $(TORCH_INDEX)) $$(sed -nE 's/^(torch|torchvision)==([^ ]+).*/\1==\2+cpu/p' $<) || \
-		{ echo "torch for CPUs could not be installed: set TORCH_INDEX to an index that has it, or leave TORCH=cpu out (6.5 GB)"; exit 1; }
+		{ echo "torch for CPUs could not be installed: set TORCH_INDEX to an index that has it, or leave TORCH=cpu out (7 GB)"; exit 1; }
 	awk '/^[^ ]/ { skip = /^(torch|torchvision|nvidia|cuda|triton)/ } !skip' $< > .venv/cpu.txt
 	$(INSTALL) -r .venv/cpu.txt
 else

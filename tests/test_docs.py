@@ -3,19 +3,22 @@
 import re
 import runpy
 import shlex
+import tomllib
+from collections import Counter
 from pathlib import Path
 
 import pytest
 import torch
 from conftest import first_values
 from harness import DOCUMENTED
+from hydra import compose, initialize_config_dir
 from PIL import Image
 
 from gcfed.check import check
 from gcfed.run import train
 from gcfed.tasks import Batch
 from gcfed.utils.compose import shorthand
-from gcfed.utils.resolvers import ROOT
+from gcfed.utils.resolvers import CONFIGS, ROOT
 
 
 def files_in(text):
@@ -176,6 +179,50 @@ def test_each_command_on_the_pages_is_accepted(config, words):
     check(cfg)
     for named in re.findall(r"column=(\w+)/", " ".join(words)):
         assert named == "test" or named in cfg.metrics
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+A_SCRIPT = re.compile(r"(?:\.venv/bin/)?(?:gcfed-\w+|python|pytest|make)$")
+
+
+def split(command):
+    """The words of a command on a page, without ``<clone>/`` and with ``X`` for ``<an address>``;
+    none if it is no command of the project.
+    """
+    text = re.sub(r"<[^>]*>", "X", command.removeprefix("$ ").replace("<clone>/", ""))
+    if not A_SCRIPT.match(text.partition(" ")[0]):
+        return []
+    return shlex.split(text.partition("; ")[0].removeprefix(".venv/bin/"), comments=True)
+
+
+def test_each_command_on_the_pages_names_what_exists():
+    """Targets of make, scripts, files, tests, and the settings of reports."""
+    targets = {*re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)}
+    scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
+    found = Counter()
+    for page in PAGES:
+        written_on_page = files_in(page.read_text())
+        for command in commands_of(page):
+            words = split(command)
+            if len(words) < 2:
+                continue
+            name, *rest = words
+            found[name] += 1
+            said = f"{page.name}: {command}"
+            files = [word for word in rest if re.search(r"^\w.*\.py$", word)]
+            for file in files:
+                assert file in written_on_page or (ROOT / file).is_file(), said
+            if name == "make":
+                assert {word for word in rest if "=" not in word} <= targets, said
+            elif name.startswith("gcfed-"):
+                assert name in scripts, said
+            if files == ["src/report.py"] or name == "gcfed-report":
+                found["reports"] += 1
+                with initialize_config_dir(str(CONFIGS), version_base="1.3"):
+                    compose("report", [word for word in rest if "=" in word])
+    assert found["make"] > 10, found
+    assert found["python"] > 30, found
+    assert found["reports"] > 4, found
 
 
 def test_the_tests_that_reliability_names_exist():

@@ -273,6 +273,13 @@ def test_a_path_with_an_apostrophe_is_one_value_of_the_runs_command_line(monkeyp
     assert override.value() == str(folder)
 
 
+def test_a_job_that_ends_before_its_run_begins_does_not_blame_the_folder(monkeypatch, tmp_path):
+    """Such as one whose imports fail: Hydra has made the folder, and no file is in it."""
+    code = "import sys; sys.exit(3)"
+    monkeypatch.setattr(running, "TRAIN_COMMAND", code)
+    assert running.train([], tmp_path) == "it ended with code 3; see above"
+
+
 def run_command(*words):
     """Runs ``gcfed-table <words>`` in this process and its terminal."""
     sys.argv = ["gcfed-table", *words]

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gcfed.folders.folder import CHECKPOINT, SUMMARY, Run, find_runs, read_run
+from gcfed.folders.folder import CHECKPOINT, CONFIG, SUMMARY, Run, find_runs, read_run
 from gcfed.folders.identity import differences, digest, leaves
 from gcfed.folders.lock import locked
 from gcfed.tables.plan import Job
@@ -38,7 +38,8 @@ def train(overrides: Sequence[str], folder: Path) -> str:
     code = subprocess.run(command).returncode
     if not code:
         return ""
-    reason = read_run(folder).reason if folder.is_dir() else ""
+    has_begun = (folder / CONFIG).is_file()
+    reason = read_run(folder).reason if has_begun else ""
     return reason or f"it ended with code {code}; see above"
 
 
