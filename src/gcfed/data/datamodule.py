@@ -111,6 +111,7 @@ class FederatedDataModule(LightningDataModule):
         self.scaling: dict[str, ndarray] = {}
         self.splits: dict[str, Split] = {}  # training, test and validation, before any change
         self.tests_of_clients: Partition | None = None
+        self._own_labels: ndarray  # of all training samples
         self._tests: list[tuple[Tensor, Tensor]] = []
 
     def setup(self, stage: str | None = None) -> None:
@@ -141,7 +142,8 @@ class FederatedDataModule(LightningDataModule):
         if self.standardize:
             (train, *tests), self.scaling = standardized([train, *tests], aside)
         train = self._with_noise(train, whole)
-        self.labels = self._own_labels = train.y
+        self._own_labels = train.y
+        self.labels = self._own_labels
         self.num_clients = self.partition.num_clients
         self.test_labels = tests[0].y
         self.num_test = len(tests[0])
