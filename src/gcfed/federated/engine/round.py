@@ -32,7 +32,7 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     received = server.reduce(sums, round, outcome)  # the mean update, over all processes
     server.remember(received, download, sums.expected)
     if received.usable:
-        server.finish(received)
+        server.edit_update(received)
     is_step_finite = server.step(received)  # in every round: Lightning counts rounds by it
     server.reply(received)
 

@@ -34,7 +34,18 @@ class Server:
 
     @cached_property
     def parts(self) -> list[ServerPart]:
+        """In the order of their hooks, except for two hooks: those of the next two lists."""
         return [part for part in self.setup.parts if isinstance(part, ServerPart)]
+
+    @cached_property
+    def parts_on_receive(self) -> list[ServerPart]:
+        """Measurements see an upload first, before methods edit it."""
+        return sorted(self.parts, key=lambda part: part.order is not Order.MEASURES)
+
+    @cached_property
+    def parts_on_aggregate_end(self) -> list[ServerPart]:
+        """Those that convert the aggregated update into the model's coordinates come first."""
+        return sorted(self.parts, key=lambda part: not part.converts)
 
     def begin(self, round_index: int, turn: Turn) -> Round:
         """Makes the round of this index, which uses the uploads of the turn's clients."""
@@ -119,8 +130,7 @@ class Server:
         # On a GPU the host would wait for the device. The round's warning then names both causes.
         if upload.finite.device.type == "cpu" and not all(upload.finite.tolist()):
             self.explanations.explain(upload)
-        # Measurements see the upload first, before methods edit it.
-        for part in sorted(self.parts, key=lambda part: part.order is not Order.MEASURES):
+        for part in self.parts_on_receive:
             sums.add_terms(part, part.on_receive(upload, round) or {})
         sums.add(upload, round)
 
@@ -152,12 +162,9 @@ class Server:
         for version, clients in received.by_version():
             self.setup.stores.finish_round(clients, {version, received.index})
 
-    def finish(self, received: Received) -> None:
-        """Lets the parts edit the aggregated update.
-
-        Those that convert it into the model's coordinates come first.
-        """
-        for part in sorted(self.parts, key=lambda part: not part.converts):
+    def edit_update(self, received: Received) -> None:
+        """Lets the parts edit the aggregated update."""
+        for part in self.parts_on_aggregate_end:
             part.on_aggregate_end(received.update, received)
 
     def step(self, received: Received) -> bool:
