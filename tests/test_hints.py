@@ -59,6 +59,7 @@ HINTS = {
 }
 
 
+FEDREG = "algorithm=fedreg"
 OORT = "participation=oort participation.clock.step=1"
 #: The words that bring a key to life, the words that do not, and the key.
 DEPENDENT = (
@@ -72,6 +73,10 @@ DEPENDENT = (
         "participation.clock.day=5",
     ),
     (f"{OORT} participation.sampler.preferred=1", OORT, "participation.sampler.penalty=3"),
+    *(
+        (FEDREG, f"{FEDREG} methods.fedreg.{loss}=false", f"methods.fedreg.{length}=0.2")
+        for loss, length in (("pseudo", "eta_s"), ("perturbed", "eta_p"))
+    ),
     *(
         (f"algorithm={name} {weight}={live}", f"algorithm={name} {weight}={idle}", key)
         for name in ("fedbuff", "fedasync")

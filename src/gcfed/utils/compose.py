@@ -49,6 +49,8 @@ IDLE = {
     r"methods\.fedbuff\.b": ("methods.fedbuff.weight", ("constant", "polynomial")),
     r"methods\.fedasync\.a": ("methods.fedasync.weight", ("constant",)),
     r"methods\.fedasync\.b": ("methods.fedasync.weight", ("constant", "polynomial")),
+    r"methods\.fedreg\.eta_s": ("methods.fedreg.pseudo", (False,)),
+    r"methods\.fedreg\.eta_p": ("methods.fedreg.perturbed", (False,)),
 }
 #: Groups that a run may be without: they are null in ``configs/train.yaml``.
 OPTIONAL_GROUPS = ("debug", "experiment", "hparams_search")
