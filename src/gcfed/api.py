@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
@@ -27,7 +27,7 @@ from gcfed.folders.folder import (
     mixed_versions,
     read_run,
 )
-from gcfed.folders.measures import measure_of_last, parse, smooth, value, window_of
+from gcfed.folders.measures import measure_of, measure_of_last, parse, smooth, value
 from gcfed.folders.place import check_folder
 from gcfed.folders.reading import read_metrics
 from gcfed.folders.run_columns import require_measured
@@ -41,6 +41,8 @@ from gcfed.utils.resolvers import LOGS
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
+
+    from gcfed.reporting.decision import Decision
 
 log = logging.getLogger(__name__)
 _composing = threading.Lock()  # Hydra composes one config at a time
@@ -266,15 +268,6 @@ def runs(*roots: str | Path, measures: str | Iterable[str] = USUAL_MEASURES) -> 
     return frame
 
 
-class _Basis(NamedTuple):
-    """The column by which methods are compared, and these methods."""
-
-    column: str
-    window: int  # the mean of the tests in the last so many rounds
-    methods: list[Name]
-    not_compared: Mapping[str, str]  # a method that is left out → why
-
-
 @dataclass(repr=False)
 class Comparison:
     """Runs of several methods with several seeds."""
@@ -335,15 +328,18 @@ class Comparison:
         from gcfed.utils.checked import Count, validated
 
         validated("rounds", rounds, Count | None)
-        column, window, methods, not_compared = self._basis(column)
+        decision, methods = self._basis(column)
+        usual = parse(decision.measure)
+        column = usual.column
         curves = self.curves(column, methods)
-        if rounds is None:
-            rounds = window
+        rounds = rounds or usual.window or 1
         numbers_of = {}  # by method, then by seed
         for method, runs in curves.items():
             numbers_of[method] = runs.apply(lambda run: smooth(run.dropna(), rounds).iloc[-1])
         if baseline is not None and baseline not in numbers_of:
-            why = not_compared.get(str(baseline), f"there are {', '.join(map(str, numbers_of))}")
+            why = decision.not_compared.get(
+                str(baseline), f"there are {', '.join(map(str, numbers_of))}"
+            )
             raise Refusal(f"baseline={baseline}: {why}.")
         values = pd.DataFrame(numbers_of)
         measure = measure_of_last(column, rounds)
@@ -376,24 +372,23 @@ class Comparison:
             runs.setdefault(method, []).append(read_run(folder))
         return runs
 
-    def _basis(self, column: str | None) -> _Basis:
-        """The column by which methods are compared, these methods, and why others are left out.
+    def _basis(self, column: str | None) -> tuple[Decision, list[Name]]:
+        """How methods are compared, and these methods.
 
         Args:
             column: None: that of the methods' result.
         """
-        from gcfed.reporting.decision import decide
+        from gcfed.reporting.decision import Decision, decide
 
         if column is not None:
             rounds = self.frame.index.to_frame(index=False)
             lengths = rounds.groupby(["method", "seed"])["round"].max()
-            return _Basis(column, window_of(column, lengths), self._methods, {})
+            return Decision(measure_of(column, lengths), {}, {}), self._methods
         decision = decide({str(method): runs for method, runs in self._runs.items()})
         for why in decision.not_compared.values():
             log.warning("Not compared: %s.", why)
         methods = [method for method in self._methods if str(method) not in decision.not_compared]
-        measure = parse(decision.measure)
-        return _Basis(measure.column, measure.window or 1, methods, decision.not_compared)
+        return decision, methods
 
     def figure(self, column: str | None = None) -> Figure:
         """A column over the rounds, as in the report: each method's mean, and one standard
@@ -407,7 +402,8 @@ class Comparison:
         from gcfed.plots.style import looks
         from gcfed.reporting.figures import curves
 
-        column, _, methods, _ = self._basis(column)
+        decision, methods = self._basis(column)
+        column = parse(decision.measure).column
         self.curves(column, methods)  # raises for an unknown column
         shown = []
         for method in methods:

@@ -58,18 +58,17 @@ class RunRecord(Callback):
 
         Raises ValueError if no run can have written it.
         """
-        processes = there["processes"]
-        for first, number in processes.items():
-            are_whole = type(first) is int and type(number) is int
-            if not (are_whole and 1 <= first <= rounds and number >= 1):
-                raise ValueError(f"its record has {number!r} processes from round {first!r} on")
-        self.processes = dict(sorted(processes.items()))
-        versions = there["versions"]
-        for first, version in versions.items():
-            is_version = isinstance(version, str) and VERSION.fullmatch(version)
-            if not (type(first) is int and 1 <= first <= rounds and is_version):
-                raise ValueError(f"its record has the version {version!r} from round {first!r} on")
-        self.versions = dict(sorted(versions.items()))
+        for first in (*there["processes"], *there["versions"]):
+            if not (type(first) is int and 1 <= first <= rounds):
+                raise ValueError(f"its record has the round {first!r}")
+        for number in there["processes"].values():
+            if not (type(number) is int and number >= 1):
+                raise ValueError(f"its record has {number!r} processes")
+        for version in there["versions"].values():
+            if not (isinstance(version, str) and VERSION.fullmatch(version)):
+                raise ValueError(f"its record has the version {version!r}")
+        self.processes = dict(sorted(there["processes"].items()))
+        self.versions = dict(sorted(there["versions"].items()))
         before = self.version(rounds)
         if before != __version__:
             log.warning(

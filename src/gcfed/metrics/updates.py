@@ -133,10 +133,15 @@ class Drift(ClientMetric):
     )
 
     def zeros(self, round: Round) -> Params:
-        sums = {"": round.zeros(3)}
-        for name, t in self.params(round.broadcast_model).items():
+        return self._zeros(self.params(round.broadcast_model))
+
+    def _zeros(self, start: Params) -> Params:
+        """Sums in the memory format of the model."""
+        sums = {}
+        for name, t in start.items():
             sums[f"update {name}"] = torch.zeros_like(t, dtype=torch.float64)
             sums[f"direction {name}"] = torch.zeros_like(t)
+        sums[""] = torch.zeros(3, dtype=torch.float64, device=device_of(start))
         return sums
 
     def note(self, stack: ClientStack, download: Download) -> Params:
@@ -144,12 +149,7 @@ class Drift(ClientMetric):
         number of clients.
         """
         start = self.params(download.broadcast_model)
-        total = torch.zeros(3, dtype=torch.float64, device=device_of(download.broadcast_model))
-        note = {"": total}
-        for name, t in start.items():
-            # in the memory format of the model
-            note[f"update {name}"] = torch.zeros_like(t, dtype=torch.float64)
-            note[f"direction {name}"] = torch.zeros_like(t)
+        note = self._zeros(start)
         for row in range(len(stack)):
             own = {name: stack.full[name][row] for name in start}
             self._add_client(note, own, start)
