@@ -133,8 +133,8 @@ def _check_sections(cfg: DictConfig) -> None:
             continue
         group = key.partition(".")[0]
         options = sorted(file.stem for file in (CONFIGS / group).glob("*.yaml"))
-        meant = suggestion(str(value), options, f"{group}=")
-        raise Refusal(f"{key}={value} must be a group of settings{meant}")
+        hint = suggestion(str(value), options, f"{group}=")
+        raise Refusal(f"{key}={value} must be a group of settings{hint}")
 
 
 def _check_groups_of_clients(cfg: DictConfig) -> None:

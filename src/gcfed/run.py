@@ -50,7 +50,7 @@ from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import read_metrics, tested_in
 from gcfed.folders.showing import show_picture
 from gcfed.folders.summary import summary_of, write_summary
-from gcfed.folders.writing import Held, begin, export
+from gcfed.folders.writing import Holdings, begin, export
 from gcfed.utils.home import expand_home
 from gcfed.utils.isolation import isolated
 from gcfed.utils.machine import cores, keep_freed_memory
@@ -186,37 +186,37 @@ class _Run:
 
     def fit_and_finish(self) -> None:
         """Trains the rounds that are left. The first process writes the run's folder."""
-        held = self._begin_folder() if self.leads else None
+        holdings = self._begin_folder() if self.leads else None
         for logger in self.trainer.loggers:
             logger.log_hyperparams(hyperparameters(self.cfg))
-        if held is not None and self.cfg.extras.figures:
-            self._show_partition(held)
+        if holdings is not None and self.cfg.extras.figures:
+            self._show_partition(holdings)
         self._fit()
-        if held is not None:
+        if holdings is not None:
             scaling = self.assembly.data.scaling_of_inputs
             export(self.folder, self.assembly.module.net, self.trainer.global_step, scaling)
-            self._summarize(held)
+            self._summarize(holdings)
 
-    def _begin_folder(self) -> Held:
+    def _begin_folder(self) -> Holdings:
         known = not self.assembly.loop.run.transport.own_data
         resumed = self.checkpoint is not None
-        held = begin(self.cfg, self.folder, self.assembly.data, known=known, resumed=resumed)
+        holdings = begin(self.cfg, self.folder, self.assembly.data, known=known, resumed=resumed)
         device = self.trainer.strategy.root_device
         log.info("%s; on %d × %s", self.assembly, self.trainer.world_size, device)
-        return held
+        return holdings
 
-    def _show_partition(self, held: Held) -> None:
+    def _show_partition(self, holdings: Holdings) -> None:
         """Draws the partition before the first round, so that it is seen while the run trains.
 
         A resumed run keeps the picture that it has. Clients of a federation do not say what they
         hold.
         """
         picture = self.folder / "partition.png"
-        if held.counts_NC is None or (self.checkpoint is not None and picture.is_file()):
+        if holdings.counts_NC is None or (self.checkpoint is not None and picture.is_file()):
             return
         from gcfed.plots.pictures import draw_partition  # matplotlib
 
-        draw_partition(self.assembly.data, held.counts_NC, picture)
+        draw_partition(self.assembly.data, holdings.counts_NC, picture)
         show_picture(self.trainer.loggers, picture, self.rounds_before)
 
     def _fit(self) -> None:
@@ -240,7 +240,7 @@ class _Run:
                 refuse_checkpoint(self.checkpoint, error)
             raise
 
-    def _summarize(self, held: Held) -> None:
+    def _summarize(self, holdings: Holdings) -> None:
         """Writes and prints the summary.
 
         A run that was killed between its last checkpoint and this method calls it when it is
@@ -251,7 +251,7 @@ class _Run:
         if not tested_in(metrics, rounds):
             return
         summary = summary_of(metrics, self.cfg.targets, self.record.processes, self.assembly.result)
-        summary |= held.skew
+        summary |= holdings.skew
         about = self.record.about | {"version": self.record.version(rounds)}
         stopped = why_stopped(self.assembly.callbacks)
         if stopped:

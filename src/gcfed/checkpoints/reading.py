@@ -227,10 +227,10 @@ def load_weights(path: str) -> Weights:
             return Weights(net_of(checkpoint), int(checkpoint["global_step"]), scaling)
     try:
         with naming(path), safe_open(path, "pt") as file:
-            told = file.metadata() or {}
+            metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
-            scaling = _arrays(json.loads(told.get("scaling", "null")))
-            return Weights(tensors, int(told.get("round", 0)), scaling)
+            scaling = _arrays(json.loads(metadata.get("scaling", "null")))
+            return Weights(tensors, int(metadata.get("round", 0)), scaling)
     except SafetensorError as error:
         raise Refusal(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"

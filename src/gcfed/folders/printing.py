@@ -20,8 +20,8 @@ from gcfed.folders.measures import OWN_TESTS, WINDOW
 from gcfed.folders.reading import column
 from gcfed.folders.summary import (
     distance_in_words,
+    formatted,
     rounds_in_words,
-    shown,
     skew_in_words,
 )
 
@@ -66,7 +66,7 @@ def _result(summary: Mapping[str, Any]) -> Rows:
     model = TESTED_MODELS.get(name.rpartition("_")[0], name)
     number = summary.get(name)
     if number is not None and math.isfinite(number):
-        return {"result": f"{shown(name, number)}, {model}"}
+        return {"result": f"{formatted(name, number)}, {model}"}
     text = f"{model}, not measured"
     if name.startswith("personal/"):
         text += f" (measure it by {OWN_TESTS})"
@@ -148,5 +148,5 @@ def _measured(metrics: pd.DataFrame) -> Rows:
         kind, _, figure = name.partition("/")
         curve = column(metrics, name)
         if kind not in SECTIONS_WITH_ROWS and len(curve):
-            rows[kind].append(f"{figure} {shown(name, curve.iloc[-1])}")
+            rows[kind].append(f"{figure} {formatted(name, curve.iloc[-1])}")
     return {kind: ", ".join(texts) for kind, texts in rows.items()}

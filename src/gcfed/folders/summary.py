@@ -159,6 +159,6 @@ def rounds_in_words(rounds: int) -> str:
     return "1 round" if rounds == 1 else f"{rounds} rounds"
 
 
-def shown(name: str, number: float) -> str:
+def formatted(name: str, number: float) -> str:
     """A number of this column as text: accuracies in percent."""
     return f"{number:.2%}" if is_accuracy(name) else f"{number:.4g}"

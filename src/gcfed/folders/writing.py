@@ -22,7 +22,7 @@ from gcfed.utils.files import replacing, write_text
 
 
 @dataclass(frozen=True)
-class Held:
+class Holdings:
     """What the clients hold before attacks change labels."""
 
     counts_NC: ndarray | None  # samples of each class at each client; None if they are not known
@@ -31,7 +31,7 @@ class Held:
 
 def begin(
     cfg: DictConfig, folder: Path, data: FederatedDataModule, *, known: bool, resumed: bool
-) -> Held:
+) -> Holdings:
     """Writes the config, below the command that started the run, and which client holds which
     sample.
 
@@ -41,17 +41,17 @@ def begin(
     """
     write_text(folder / CONFIG, f"# {_origin()}\n{OmegaConf.to_yaml(cfg, resolve=True)}")
     if known:
-        held = {"indices": data.partition.indices, "offsets": data.partition.offsets}
-        _save_arrays(folder / "partition.npz", held)
+        holdings = {"indices": data.partition.indices, "offsets": data.partition.offsets}
+        _save_arrays(folder / "partition.npz", holdings)
     if data.scaling:
         _save_arrays(folder / "scaling.npz", data.scaling)
     if not resumed:
         # rounds before the first checkpoint are trained again
         (folder / METRICS).unlink(missing_ok=True)
-    return _held(data) if known else Held(None, {})
+    return _holdings(data) if known else Holdings(None, {})
 
 
-def _held(data: FederatedDataModule) -> Held:
+def _holdings(data: FederatedDataModule) -> Holdings:
     counts_NC = None
     skew: dict[str, float] = {}
     if data.labels.dtype.kind == "i":
@@ -60,7 +60,7 @@ def _held(data: FederatedDataModule) -> Held:
     distance = data.feature_distance()
     if distance is not None:
         skew[FEATURE_SKEW] = distance
-    return Held(counts_NC, skew)
+    return Holdings(counts_NC, skew)
 
 
 def _origin() -> str:

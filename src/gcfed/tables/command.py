@@ -106,9 +106,9 @@ def request_of(words: Sequence[str]) -> TableRequest:
         elif key in ("dry_run", "compare"):
             setattr(asked, key, validated(key, _value(word), bool))
         else:
-            meant = closest(key, KEYS_OF_COMMAND)  # dryrun=true, which a run would not know
-            if meant and key not in RESERVED_KEYS:
-                raise Refusal(f"{word}{did_you_mean(meant)}")
+            near_keys = closest(key, KEYS_OF_COMMAND)  # dryrun=true, which a run would not know
+            if near_keys and key not in RESERVED_KEYS:
+                raise Refusal(f"{word}{did_you_mean(near_keys)}")
             asked.overrides.append(word)
     try:
         asked.selection = Selection(**selection)

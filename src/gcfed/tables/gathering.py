@@ -153,11 +153,11 @@ def _differences(
 ) -> dict[str, str]:
     """In which keys our runs of a cell differ from the paper's setting."""
     texts: dict[str, str] = {}
-    for key, wish in table.settings(row, column).items():
-        have = runs[0].get(key) if runs else None
-        if have is None:
-            have = work.get(key)
-        if have != wish:
+    for key, paper_value in table.settings(row, column).items():
+        own_value = runs[0].get(key) if runs else None
+        if own_value is None:
+            own_value = work.get(key)
+        if own_value != paper_value:
             why = table.departures.get(key, "").rstrip(".")
-            texts[key] = f"{key} {have} (paper {wish}{': ' if why else ''}{why})"
+            texts[key] = f"{key} {own_value} (paper {paper_value}{': ' if why else ''}{why})"
     return texts

@@ -70,8 +70,8 @@ def _no_table(name: str | Path) -> str:
     if Path(name).suffix:
         return f"{name}: there is no such file in {Path.cwd()}."
     known = names()
-    meant = suggestion(str(name), known).replace(": did", " Did").removesuffix(".")
-    return f"There is no table {name}.{meant} The package has {', '.join(known)}."
+    hint = suggestion(str(name), known).replace(": did", " Did").removesuffix(".")
+    return f"There is no table {name}.{hint} The package has {', '.join(known)}."
 
 
 def _mapping(path: Path) -> dict[Any, Any]:

@@ -57,7 +57,7 @@ class Work:
     rounds: int = 0
     why: str = ""  # why the folder's run is not the job's (state OTHER), or why it is not finished
 
-    def look(self) -> None:
+    def refresh(self) -> None:
         """Reads the folder again."""
         self.state = NEW
         self.rounds = 0
@@ -68,7 +68,7 @@ class Work:
         run = read_run(self.folder)
         asked = self.cfg.rounds
         self.rounds = run.rounds
-        self.why = self.lack(run)
+        self.why = self.difference_to(run)
         if self.why:
             self.state = OTHER
         elif run.has_ended and (run.rounds == asked or self._stopped_early(run)):
@@ -85,7 +85,7 @@ class Work:
         asks = bool(OmegaConf.select(self.cfg, STOP))
         return asks and "stopped" in run.summary and run.planned == self.cfg.rounds
 
-    def lack(self, run: Run) -> str:
+    def difference_to(self, run: Run) -> str:
         """Why a run is not the job's: another identity, other tests, fewer measurements; "" if it
         is the job's.
         """
@@ -135,7 +135,7 @@ def look_up(jobs: Mapping[str, Job], root: Path, logs: Path) -> dict[str, Work]:
         key = (*identity, work.cfg.eval_every, str(work.measurements))
         if key not in works:
             works[key] = work
-            work.look()
+            work.refresh()
             twins = [run for run in runs if (run.identity, run.rounds) == identity]
             _take_twin(work, twins)
         work_of[job.folder] = works[key]
@@ -177,7 +177,7 @@ def _take_twin(work: Work, twins: Sequence[Run]) -> None:
     if work.state == DONE:
         return
     for run in twins:
-        if not work.lack(run):
+        if not work.difference_to(run):
             work.folder = run.folder
             work.state = DONE
             work.why = ""
@@ -187,12 +187,12 @@ def _take_twin(work: Work, twins: Sequence[Run]) -> None:
 def run(work: Work, number: str, root: Path) -> None:
     """Runs a job, unless another process is running it or has finished it."""
     with locked(root / ".locks" / work.job.folder) as holder:
-        work.look()
+        work.refresh()
         if holder or work.state not in (BEGUN, NEW):
             why = f"{holder} is running it" if holder else work.why or "it is finished by now"
             print(f"skipped: {work.job.title}; {why}", flush=True)
         else:
             print(f"job {number}: {work.job.title}\n  {work.folder}", flush=True)
             why = train(work.job.overrides, work.folder)
-            work.look()
+            work.refresh()
     work.why = work.why or why

@@ -321,10 +321,10 @@ def _unknown_option(group: str, option: str, known: Sequence[str]) -> str:
             f"{group}={option}: there is no such option without {folder}/{group}/{option}.yaml: add"
             f" --config-dir {folder} (in Python config_dir='{folder}')."
         )
-    meant = suggestion(option, known, f"{group}=")
+    hint = suggestion(option, known, f"{group}=")
     if group in TARGETS and DOTTED_NAME.fullmatch(option):
-        meant = f": did you mean {TARGETS[group]}={option}?"
-    return f"{group}={option}: there is no such option{meant} {listed}"
+        hint = f": did you mean {TARGETS[group]}={option}?"
+    return f"{group}={option}: there is no such option{hint} {listed}"
 
 
 def _options(group: str) -> list[str]:
@@ -357,10 +357,10 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
             raise Refusal(f"--{name.replace('_', '-')} has no value.")
     for word in (*unknown, *known.overrides):
         name = word.lstrip("-").partition("=")[0].replace("-", "_")
-        meant = did_you_mean(_choosing(name))
-        if meant == ".":
-            meant = suggestion(name, _keys_to_type(_new_config((), path)), after="=…")
-        raise Refusal(f"{word}: a setting is written key=value, and --help shows all{meant}")
+        hint = did_you_mean(_choosing(name))
+        if hint == ".":
+            hint = suggestion(name, _keys_to_type(_new_config((), path)), after="=…")
+        raise Refusal(f"{word}: a setting is written key=value, and --help shows all{hint}")
 
 
 def _keys_to_type(cfg: DictConfig) -> list[str]:

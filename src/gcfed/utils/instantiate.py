@@ -152,10 +152,10 @@ def refuse_unknown(key: str, target: str, known: Iterable[str], given: Iterable[
     takes = ", ".join(known) or "no arguments"
     remedy = " ".join(f"'~{key}.{name}'" for name in unknown)
     text = f"{key}: {target} takes {takes}, not {', '.join(unknown)}"
-    meant = suggestion(unknown[0], known, f"{key}.")
-    if meant == ".":
-        meant = f": add {remedy}, or choose an option that has no such key."
-    raise BuildError(f"{text}{meant}")
+    hint = suggestion(unknown[0], known, f"{key}.")
+    if hint == ".":
+        hint = f": add {remedy}, or choose an option that has no such key."
+    raise BuildError(f"{text}{hint}")
 
 
 def _built(value: Any) -> Any:

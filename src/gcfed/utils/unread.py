@@ -36,8 +36,8 @@ def refuse_unread(cfg: DictConfig) -> None:
         if section in NAMED_OBJECTS:
             node = f"{section}.{name.partition('.')[0]}"
             raise Refusal(f"{key} has no effect: {node} builds nothing without {node}._target_.")
-        meant = suggestion(key, sorted(known_keys()))
-        raise Refusal(f"{key}: nothing reads this setting{meant}")
+        hint = suggestion(key, sorted(known_keys()))
+        raise Refusal(f"{key}: nothing reads this setting{hint}")
 
 
 def _unread(node: Mapping[str, Any], prefix: str) -> Iterator[str]:
