@@ -124,3 +124,15 @@ def test_the_table_begins_with_the_result_that_the_method_declares(tmp_path, cap
     _, table = printed_rows(capsys, unmeasured, accuracies(0.25), tmp_path / "c")
     remedy = "(measure it by metrics=personal data.client_test=0.2)"
     assert table["result"] == f"clients' own models, not measured {remedy}"
+
+
+def test_targets_that_differ_have_rows_of_their_own(tmp_path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    rows = accuracies(0.5, 0.655, 0.6572)
+    targets = [0.29, 0.651, 0.654, 0.657]
+    metrics = write_run(tmp_path / "a", rows).metrics
+    _, table = printed_rows(capsys, summary_of(metrics, targets), rows, tmp_path / "b")
+    reached = {label: text.partition(",")[0] for label, text in table.items() if label[:3] == "to "}
+    rounds = ("1 round", "2 rounds", "2 rounds", "3 rounds")
+    labels = ("to 29%", "to 65.1%", "to 65.4%", "to 65.7%")
+    assert reached == dict(zip(labels, rounds, strict=True))

@@ -94,7 +94,7 @@ def _tests(summary: Mapping[str, Any], metrics: pd.DataFrame) -> Rows:
             seconds = summary["seconds_to_target"].get(target)
             if seconds is not None:
                 text += f", {seconds:,.4g} simulated seconds"
-            rows[f"to {float(target):.0%}"] = text
+            rows[f"to {100 * float(target):g}%"] = text
     return rows
 
 
