@@ -39,7 +39,7 @@ BETTER = (0.88, 0.90, 0.89)
 def test_all_are_judged_by_the_declared_result_if_all_have_it():
     rows, found = of(runs(FEDAVG, LOCAL), runs(LOST, BETTER, OWN, **FEDREP))
     assert found.measure == f"final:{OWN}"
-    assert found.headline == "fedrep leads +8.0 points over fedavg (5.5 to 10.5)"
+    assert found.headline == "fedrep leads, +8.0 points over fedavg (5.5 to 10.5)"
     table = comparison(found, rows, MORE_MEASURES, "c", "P")
     assert table.title == "Accuracy of clients' own models (%), higher is better: P"
     assert table.frame.iloc[:, 1].tolist() == ["89.00 ± 1.00", "81.00 ± 1.00"]
@@ -53,7 +53,7 @@ def test_otherwise_only_what_can_be_compared_is_ranked_and_the_reason_is_given()
     rows, found = of(runs(FEDAVG), runs(better, **GCFED), runs(LOST, BETTER, OWN, **FEDREP))
     assert found.measure == "final:test/acc"
     assert found.ranked == ["gcfed", "fedavg"]
-    assert found.headline.startswith("gcfed leads +3.0 points over fedavg")
+    assert found.headline.startswith("gcfed leads, +3.0 points over fedavg")
     assert found.headline.endswith("; fedrep is not compared")
     why = (
         "fedrep is judged by personal/local_acc, which fedavg and gcfed did not measure"

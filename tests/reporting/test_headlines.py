@@ -182,7 +182,7 @@ def check_ranking(headline, values, is_lower):
         names = re.match(r"(.*?) leads?\b", first)[1]
         assert {*re.split(r", | and ", names)} == leaders
     # the only leader and its difference stand in one phrase
-    phrase = others[0] if others else first.replace(" leads", "")
+    phrase = others[0] if others else first.replace(" leads,", "")
     gaps = GAP.findall(phrase)
     reference = gaps[0][3]
     assert reference == ("FedAvg" if "FedAvg" in table else best)

@@ -64,7 +64,7 @@ def test_the_report_from_the_command_line(tmp_path):
     page = (out / "index.html").read_text()  # the page needs no other file, and its links are valid
     assert "<script" not in page
     assert "&lt;script&gt;alert(1)" in page
-    assert page.index("GC-Fed leads +19.9 points over FedAvg (") < page.index(
+    assert page.index("GC-Fed leads, +19.9 points over FedAvg (") < page.index(
         "Test accuracy (%), higher is better"
     )
     assert page.index("<table") < page.index("<img")

@@ -18,7 +18,14 @@ from gcfed.reporting.build import MORE_MEASURES
 from gcfed.reporting.frame import frame_of
 from gcfed.reporting.student import paired_p, rejected_by_holm
 from gcfed.reporting.tables import comparison, targets
-from gcfed.reporting.verdict import compare_methods, interval, judge, scale_of
+from gcfed.reporting.verdict import (
+    compare_methods,
+    family_size,
+    fedavg_of,
+    interval,
+    judge,
+    scale_of,
+)
 
 SCAFFOLD = {
     "tags.algorithm": "scaffold",
@@ -56,7 +63,10 @@ def test_the_interval_equals_students_t(n, t):
 @pytest.mark.parametrize(
     ("parts", "headline"),
     [
-        ([runs(FEDAVG), runs(BETTER, **GCFED)], "gcfed leads +4.0 points over fedavg (1.5 to 6.5)"),
+        (
+            [runs(FEDAVG), runs(BETTER, **GCFED)],
+            "gcfed leads, +4.0 points over fedavg (1.5 to 6.5)",
+        ),
         (
             [runs(FEDAVG), runs((0.6, 0.58, 0.72), **GCFED)],
             "No method leads clearly; gcfed +3.3 points over fedavg (−11.8 to 18.5), uncertain",
@@ -212,6 +222,26 @@ def test_differences_are_taken_seed_by_seed_and_leaders_are_bold():
     assert table.frame.shape[1] > 3 == table.latex.splitlines()[8].count("&") + 1
 
 
+def test_one_run_of_another_fedavg_does_not_take_the_reference_away():
+    """It renames FedAvg to its setting. Two ranked variants have no common name, so the results
+    choose.
+    """
+    twice = {"client.epochs": 2}
+    parts = [runs(FEDAVG, **{"client.epochs": 5}), runs(BETTER, **GCFED, **{"client.epochs": 5})]
+    found = of(*parts, runs((0.9,), **twice))
+    assert found.reference == "fedavg, epochs 5"
+    assert found.headline == "gcfed leads, +4.0 points over fedavg, epochs 5 (1.5 to 6.5)"
+    assert family_size(["gcfed", "moon", "fedavg, epochs 5"], "fedavg, epochs 5") == 2
+    assert family_size(["fedavg, epochs 5", "fedavg, epochs 2"], "fedavg, epochs 5") == 1
+    assert fedavg_of(["fedavg, epochs 5", "fedavg, epochs 2"]) == ""
+    assert fedavg_of(["fedavg, epochs 5", "FedAvg"]) == "FedAvg"
+    assert fedavg_of(["fedavg + Mine", "fedavgm"]) == ""
+
+
+def test_the_place_of_a_single_round():
+    assert set(frame_of([run_of(values=(0.5,), rounds=1)])["place"].str[-9:]) == {", 1 round"}
+
+
 @pytest.mark.parametrize(
     ("gains", "marks"),
     [
@@ -330,7 +360,7 @@ def test_a_lower_error_is_better(column, title):
     )
     assert (
         found.headline
-        == f"gcfed leads −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
+        == f"gcfed leads, −0.01210 {title} against fedavg (−0.01483 to −0.00937), lower is better"
     )
     assert found.direction == f"{title[0].upper()}{title[1:]}, lower is better"
     assert of([regression(0.145)]).headline == f"fedavg: {title} 0.1450, lower is better"

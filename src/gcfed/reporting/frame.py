@@ -11,6 +11,7 @@ import pandas as pd
 from pandas import DataFrame, Series
 
 from gcfed.folders.folder import STORAGE, TRIALS, Run, mixed_versions
+from gcfed.folders.summary import rounds_in_words
 from gcfed.participation.sampling import number_of_clients
 
 log = logging.getLogger(__name__)
@@ -242,7 +243,7 @@ def _place(run: Run) -> str:
         _label(run, "model"),
         _clients(run),
         f"{partition} {parameter}".strip(),
-        f"{run.planned} rounds",
+        rounds_in_words(run.planned),
     ]
     return ", ".join(words)
 

@@ -198,7 +198,7 @@ def _notes(verdict: Verdict, rows: DataFrame) -> list[str]:
     below = [method for method in verdict.table.index if method not in judged]
     if verdict.ranked and below:
         notes.append(
-            f"Not ranked, with fewer than {FEWEST_SEEDS} common seeds: {', '.join(below)}."
+            f"Not ranked, with fewer than {FEWEST_SEEDS} common seeds: {'; '.join(below)}."
         )
     if rows["repeated"].any():
         names = ", ".join(run.folder.name for run in rows["run"][rows["repeated"]])

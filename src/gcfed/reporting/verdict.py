@@ -1,7 +1,7 @@
 """Which methods lead in one place, by how much, and how sure that is."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -202,7 +202,8 @@ class Verdict:
         shown = [method for method in self.leaders if method != self.reference] or self.ranked[1:2]
         shown = sorted(shown, key=self.uncertain)[:3]  # stable: the best first
         if shown == self.leaders and len(shown) == 1:
-            return first + self.against_reference(shown[0]).removeprefix(shown[0]) + better
+            gain = self.against_reference(shown[0]).removeprefix(shown[0])
+            return f"{first},{gain}{better}"
         differences = [self.against_reference(method, first=method == shown[0]) for method in shown]
         return f"{first}; {', '.join(differences)}{better}"
 
@@ -230,9 +231,9 @@ class Verdict:
         """What a * at a difference means, or that none has one; "" if there is one difference."""
         if len(self.ranked) < 3:
             return ""
-        number = family_size(len(self.ranked), self.reference)
+        number = family_size(self.ranked, self.reference)
         family = f"the {number} differences"
-        if not is_fedavg(self.reference):
+        if self.reference != fedavg_of(self.ranked):
             family = f"all {number} pairs, because the best method is the reference"
         corrected = f"after Holm's correction (5 %) for {family}"
         if not self.significant:
@@ -268,7 +269,7 @@ def judge(rows: DataFrame) -> Verdict:
     significant: list[str] = []
     if len(ranked) > 2:
         ps = of_ranked["p"].drop(index=reference).to_dict()
-        significant = rejected_by_holm(ps, family_size(len(ranked), reference))
+        significant = rejected_by_holm(ps, family_size(ranked, reference))
     scale = scale_of(measure, table["mean"])
     return Verdict(
         measure,
@@ -304,24 +305,26 @@ def _sharing_seeds(values: DataFrame) -> tuple[list[str], pd.Index]:
 
 def reference_of(ranked: list[str]) -> str:
     """FedAvg if it is ranked, otherwise the best method; "" if nothing is ranked."""
-    for method in ranked:
-        if is_fedavg(method):
-            return method
-    return ranked[0] if ranked else ""
+    return fedavg_of(ranked) or next(iter(ranked), "")
 
 
-def is_fedavg(method: str) -> bool:
-    return method.lower() == "fedavg"
+def fedavg_of(methods: Iterable[str]) -> str:
+    """FedAvg, or its only variant among the methods, such as "FedAvg, epochs 5"; "" without one."""
+    variants = [name for name in methods if name.lower().partition(",")[0] == "fedavg"]
+    plain = [name for name in variants if name.lower() == "fedavg"]
+    chosen = plain or variants
+    return chosen[0] if len(chosen) == 1 else ""
 
 
-def family_size(num_methods: int, reference: str) -> int:
+def family_size(methods: Collection[str], reference: str) -> int:
     """How many differences Holm's correction counts for the differences to a reference.
 
     If the reference is the best method, the results chose it, so all pairs of methods count.
     """
-    if is_fedavg(reference):
-        return num_methods - 1
-    return num_methods * (num_methods - 1) // 2
+    number = len(methods)
+    if reference == fedavg_of(methods):
+        return number - 1
+    return number * (number - 1) // 2
 
 
 def _leading(gains: DataFrame) -> list[str]:

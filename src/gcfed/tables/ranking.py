@@ -1,7 +1,6 @@
 """Compares our numbers: with the printed ones, or with those of the reference row."""
 
 import math
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -66,9 +65,14 @@ def significant(gains: Mapping[CellName, Gain]) -> list[CellName]:
 
 def family_of(gains: Mapping[CellName, Gain]) -> int:
     """How many differences Holm's correction counts in a table."""
-    num_gains = Counter(column for _, column in gains)
+    rows: dict[str, list[str]] = {}  # by column
+    for row, column in gains:
+        rows.setdefault(column, []).append(row)
     references = {column: gain.reference for (_, column), gain in gains.items()}
-    return sum(family_size(num_gains[column] + 1, references[column]) for column in num_gains)
+    sizes = []
+    for column, reference in references.items():
+        sizes.append(family_size([*rows[column], reference], reference))
+    return sum(sizes)
 
 
 def _gains_in_column(cells: Sequence[Cell]) -> dict[str, Gain]:
