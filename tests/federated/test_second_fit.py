@@ -192,3 +192,13 @@ def test_a_run_of_a_config_is_bound_once(config, tmp_path, monkeypatch):
     calls = calls_of(monkeypatch, FederatedLoop, "bind")
     train(config("rounds=1", "algorithm=scaffold", "metrics=drift", folder=tmp_path))
     assert calls == ["bind"]
+
+
+def test_a_trainer_may_validate_before_its_first_fit(data):
+    alone = fit(make_loop(), make_module(), data)
+    loop = make_loop()
+    module = make_module()
+    trainer = trainer_of([loop], ROUNDS)
+    trainer.validate(module, datamodule=data, verbose=False)
+    trainer.fit(module, datamodule=data)
+    assert torch.equal(weights(module.net), alone)

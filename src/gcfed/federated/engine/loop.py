@@ -91,8 +91,9 @@ class FederatedLoop(RunSettings, Callback):
         trainer.strategy.barrier()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self.run.stores.release()
-        self.run.simulation.program.memory.clear()
+        if self._run is not None:  # a validation may come before the first fit
+            self._run.stores.release()
+            self._run.simulation.program.memory.clear()
 
     def state_dict(self) -> dict[str, Any]:
         return self.run.state_dict()
