@@ -19,8 +19,9 @@ class MeanAggregator(Aggregator):
     Algorithm 1).
 
     The result does not depend on the order of the updates, nor on the processes that trained the
-    clients: Δ of trained parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰, float64 as it is
-    (:mod:`~gcfed.federated.parallel.sums`). Numbers must be below 2⁶¹.
+    clients: Δ of trained parameters is summed in steps of 2⁻⁴⁰, all else of 2⁻⁶⁰
+    (:mod:`~gcfed.federated.parallel.sums`). Only tensors in float64 are added as they are, so their
+    last bits depend on the order. Numbers must be below 2⁶¹.
 
     Args:
         weighting: ``"uniform"``: p_k = 1 (GC-Fed, Algorithm 1, line 19). ``"samples"``: p_k = n_k

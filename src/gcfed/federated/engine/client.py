@@ -53,7 +53,8 @@ class ClientProgram:
     """Trains clients. It reads only a download, the clients' data and their stores.
 
     Attributes:
-        module: provides the network and calls Lightning's hooks. Its weights are never read.
+        module: provides the network and calls Lightning's hooks. Its trained weights are never
+            read.
         faults: make some clients do fewer steps.
         limit: the server adds up numbers below it (``Aggregator.limit``).
     """
@@ -191,9 +192,7 @@ class ClientRound:
             loss_K = program.solver.train(training, program.data, self.download.lr, self.hooks)
             del training  # frees the optimizer's state
             program.module.clients = None
-            for part in program.parts:
-                if not part.overrides("send", "keep"):
-                    states[part] = ClientStates()  # frees states that nobody reads any more
+            self._free_unread(states)
             with in_turn():
                 self._end_training(stack, sends)
                 notes = self._observe(stack)
@@ -240,6 +239,12 @@ class ClientRound:
             start = download.broadcast_model if kept.starts_at_model else None
             states[name] = part.stores.read(name, clients, like, default=start)
         return states
+
+    def _free_unread(self, states: dict[ClientPart, ClientStates]) -> None:
+        """Frees the states of parts that read them before local training only."""
+        for part in states:
+            if not part.overrides("send", "keep"):
+                states[part] = ClientStates()
 
     def _end_training(self, stack: ClientStack, sends: bool) -> None:
         """Lets parts see each client's own weights. Writes states that come from them."""

@@ -70,10 +70,11 @@ class RoundSums:
     @classmethod
     def empty(
         cls,
+        round: Round,
+        *,
         expected: Expected,
         aggregator: Aggregator,
         parts: Sequence[ServerPart],
-        round: Round,
         depends_on_losses: bool,
     ) -> Self:
         """The sums without an upload."""

@@ -83,13 +83,11 @@ class Server:
 
         The parts have seen the broadcast and know what clients will send.
         """
-        expected = expected_upload(self.setup.parts, round)
-        aggregator = self.setup.aggregator
         return RoundSums.empty(
-            expected,
-            aggregator,
-            self.parts,
             round,
+            expected=expected_upload(self.setup.parts, round),
+            aggregator=self.setup.aggregator,
+            parts=self.parts,
             depends_on_losses=self.schedule.depends_on_losses,
         )
 

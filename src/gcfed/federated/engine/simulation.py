@@ -1,4 +1,4 @@
-"""The simulation: clients train in stacks, in this process."""
+"""The simulation: clients train in stacks. Each process trains its share of a cohort."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ class ProgramTransport(Transport):
 
 
 class Simulation(ProgramTransport):
-    """The transport that trains the clients in this process. It passes messages by reference.
+    """The transport that trains the clients in the processes of the run. It passes messages by
+    reference.
 
     Args:
         cohort_size: number of clients of a round; of a
@@ -46,7 +47,7 @@ class Simulation(ProgramTransport):
         self._client_round: ClientRound | None = None  # to which the server may reply
 
     def start(self) -> None:
-        return
+        """There is nothing to start."""
 
     def fit(
         self,
@@ -55,6 +56,7 @@ class Simulation(ProgramTransport):
         receive: Callable[[Upload], None],
         expected: Expected | None = None,
     ) -> Outcome:
+        """Trains this process's share. ``expected`` is for transports that send messages."""
         rank, world = rank_and_world()
         # A site has all its clients in one process. It does not know how much work others have.
         cohort = download.cohort if world > 1 else clients

@@ -1,4 +1,5 @@
-"""Sums that depend neither on the order of their terms nor on the process that adds them.
+"""Sums that depend neither on the order of their terms nor on the process that adds them, except
+for the last bits of sums in float64.
 
 A term is rounded to a multiple of 2⁻ᵇ, and integers add up to the same sum in any order. The low
 bits of the double ``1.5·2⁵² + p x 2ᵇ`` are the integer. |p x| must be less than 2^(51−b), and the
@@ -54,7 +55,7 @@ class Sums:
         for name in sorted(like):  # the same order on every process
             digits: tuple[int, ...] = NARROW if name in narrow else WIDE
             if like[name].dtype is torch.float64:
-                digits = ()  # exact
+                digits = ()  # added as they are
             kinds[digits][name] = like[name]
         self._grids = [Grid(tensors, digits) for digits, tensors in kinds.items()]
         self._weight = next(iter(like.values())).new_zeros((), dtype=torch.float64)

@@ -25,8 +25,8 @@ class ClientPart(Part):
 
     It sees downloads, its clients' data and their states, and nothing of the server.
 
-    Every hook does nothing by default. The hooks are called in the order below. The server calls
-    ``quantized`` and ``sent_bytes`` before clients train, to know what they will send. Those from
+    Every hook does nothing by default. The hooks are called in the order below. The last
+    two say before clients train what they will send. Those from
     ``before_step`` to ``after_step`` are called in each local step of a stack of K clients.
     Lightning's ``on_after_backward`` comes before ``after_step``. It finds the gradients, ``[n,
     *shape]``, in the stack, ``pl_module.clients``. Finished clients have no row there: n ≤ K, and
@@ -58,23 +58,6 @@ class ClientPart(Part):
         return [
             hook for hook in hooks if getattr(type(self), hook) is not getattr(ClientPart, hook)
         ]
-
-    def quantized(self, delta: Params) -> dict[str, int]:
-        """The entries of Δ that ``send`` puts into ``upload.levels``: name → bits per number.
-
-        Args:
-            delta: tensors like those of one client's Δ, name → ``[*shape]``.
-        """
-        return {}
-
-    def sent_bytes(self, delta: Params) -> dict[str, int]:
-        """The entries of Δ that ``send`` makes smaller than their tensors: name → bytes of one
-        client.
-
-        Args:
-            delta: tensors like those of one client's Δ, name → ``[*shape]``.
-        """
-        return {}
 
     def on_download(self, download: Download) -> None:
         """Called once a round with the download, before any stack trains."""
@@ -149,3 +132,20 @@ class ClientPart(Part):
         Returns new states, as ``keep`` does.
         """
         return None
+
+    def quantized(self, delta: Params) -> dict[str, int]:
+        """The entries of Δ that ``send`` puts into ``upload.levels``: name → bits per number.
+
+        Args:
+            delta: tensors like those of one client's Δ, name → ``[*shape]``.
+        """
+        return {}
+
+    def sent_bytes(self, delta: Params) -> dict[str, int]:
+        """The entries of Δ that ``send`` makes smaller than their tensors: name → bytes of one
+        client.
+
+        Args:
+            delta: tensors like those of one client's Δ, name → ``[*shape]``.
+        """
+        return {}

@@ -52,8 +52,8 @@ def result_of(parts: Iterable[Part]) -> str:
 
 
 def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params]:
-    """What a client sends in this round: ``"delta"`` and each name of ``Upload.send`` → tensors
-    shaped like its own.
+    """The tensors that a client sends in this round: ``"delta"`` and each name of ``Upload.send`` →
+    tensors shaped like its own.
     """
     shapes: dict[str, Params] = {"delta": dict(round.broadcast_model)}
     for part in parts:
@@ -63,7 +63,7 @@ def upload_shapes(parts: Iterable[ServerPart], round: Round) -> dict[str, Params
 
 
 def expected_upload(parts: Sequence[Part], round: Round) -> Expected:
-    """What a client sends in this round."""
+    """The tensors that a client sends in this round, with their bytes and its notes."""
     server_parts = [part for part in parts if isinstance(part, ServerPart)]
     shapes = upload_shapes(server_parts, round)
     delta = shapes["delta"]

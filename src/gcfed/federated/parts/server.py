@@ -20,8 +20,8 @@ class ServerPart(Part):
     Every hook does nothing by default. The hooks are called in the order below. Lightning's
     ``on_before_optimizer_step`` comes after ``on_aggregate_end``; there ``pl_module.net`` has the
     pseudo-gradient, ``.grad = −Δ``. ``on_receive`` is called on the process that trained these
-    clients, all others on every process. ``decode`` is no step of the round: it is called where an
-    upload is read.
+    clients, and ``on_test_batch`` on the one that tests this batch; all others on every process.
+    ``decode`` is no step of the round: it is called where an upload is read.
     """
 
     def __init_subclass__(cls, **arguments: Any) -> None:

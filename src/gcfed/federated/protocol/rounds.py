@@ -26,7 +26,7 @@ class Round:
         cohort: ids of the clients whose uploads this round uses, ``[K]``, sorted. A round's tables
             have a row for each.
         num_clients: N, the size of the population.
-        broadcast_model: the download's model, name → ``[*shape]``. It differs from
+        broadcast_model: the model of this round's download, name → ``[*shape]``. It differs from
             ``server_model`` where a method's ``on_broadcast`` has replaced tensors. In
             ``on_broadcast`` it is still the server's.
         lr: η_l, the clients' learning rate in this round.
@@ -95,7 +95,7 @@ class Received(Round):
         loss: mean of the finite training losses, over the clients that count.
         losses: the loss of each client that counts, by its id; empty unless the cohorts depend on
             losses.
-        samples, steps: of all uploads that the round uses.
+        samples, steps: of all uploads, also of those that do not count.
         overflowed: whether the aggregate of finite uploads is not finite.
         usable: whether the server steps along the update. The update must be finite and come from
             at least one client. A part with ``Fact.STEPS_WITHOUT_CLIENTS`` needs no client.

@@ -44,8 +44,8 @@ class ClientStates(dict[str, Params]):
     The part may edit them.
 
     Attributes:
-        version: index of the round in which each client wrote its state, ``[K]``; −1 if it has none
-            yet.
+        version: index of the round from whose download each client wrote its state, ``[K]``; −1 if
+            it has none yet.
     """
 
     def __init__(self, version: Sequence[int] = ()) -> None:

@@ -61,7 +61,7 @@ class ClientStores:
         self.files = VersionedFiles(folder)
 
     def versions(self, name: str, clients: Sequence[int] | np.ndarray) -> list[int]:
-        """Index of the round in which each of these clients last wrote its state, or ``NONE``."""
+        """Index of the round from whose download each client last wrote its state, or ``NONE``."""
         keys = self._keys(name, clients)
         if self._gpu_states.are_undecided(keys):
             self._decide()
@@ -146,6 +146,8 @@ class ClientStores:
     def finish_round(self, clients: np.ndarray, versions: Set[int]) -> None:
         """Finds on every process the states of these versions that have been written."""
         self._decide()
+        if not self.shared:
+            return  # this process has written all of them, and knows it
         for name in self.names - {SENT}:
             for key in self._keys(name, clients):
                 for version in sorted(versions):

@@ -14,7 +14,7 @@ from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.training.batches import BatchPlan, Kind
 from gcfed.optim.partial import unprofiled_step
 
-MakeStep = Callable[[int | Tensor, Kind], None]  # takes the number of a step and its kind
+StepFunction = Callable[[int | Tensor, Kind], None]  # takes the number of a step and its kind
 
 
 class LocalTraining:
@@ -55,11 +55,14 @@ class LocalTraining:
         """Returns what the local steps read as ``stack.prepared[part]``."""
         return prepared
 
-    def run(self, make: MakeStep, number: int, kind: Kind) -> None:
-        """Makes a step of this number and kind."""
+    def run(self, step: StepFunction, number: int, kind: Kind) -> None:
+        """Makes a step of this number and kind, after the clients without further steps have left.
+
+        :class:`~.recorded_training.RecordedTraining` records or replays ``step``.
+        """
         if kind.active < self.stack.active:
             self._shrink(kind.active)
-        make(number, kind)
+        step(number, kind)
         if number == 0:
             self._end_first()
 

@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.training.batches import BatchPlan, Kind
-from gcfed.federated.training.local_training import LocalTraining, MakeStep, entries_of_clients
+from gcfed.federated.training.local_training import LocalTraining, StepFunction, entries_of_clients
 from gcfed.federated.training.recorder import Recorder, Step
 
 MAX_RECORDINGS = 128  # of one stack, because each takes memory
@@ -101,14 +101,14 @@ class RecordedTraining(LocalTraining):
             torch._foreach_copy_(old, new)
         return kept
 
-    def run(self, make: MakeStep, number: int, kind: Kind) -> None:
-        super().run(partial(self._run, make), number, kind)
+    def run(self, step: StepFunction, number: int, kind: Kind) -> None:
+        super().run(partial(self._run, step), number, kind)
 
-    def _run(self, make: MakeStep, number: int | Tensor, kind: Kind) -> None:
+    def _run(self, step: StepFunction, number: int | Tensor, kind: Kind) -> None:
         assert isinstance(number, int)  # the recorded step has a tensor instead
         if number > 0:
             self._keep_done(number)
-        self._record_or_replay(make, kind)
+        self._record_or_replay(step, kind)
         if number == len(self.plan.kinds) - 1:
             self._restore_done()
 
@@ -147,9 +147,9 @@ class RecordedTraining(LocalTraining):
                     tensors.append(value)
         return tensors
 
-    def _record_or_replay(self, make: MakeStep, kind: Kind) -> None:
+    def _record_or_replay(self, step: StepFunction, kind: Kind) -> None:
         def counted(kind: Kind) -> None:
-            make(self._number, kind)
+            step(self._number, kind)
             self._number.add_(1)
 
         if kind not in self._recordings:

@@ -169,7 +169,7 @@ class LocalSolver:
         """
         samples = [data.client(client) for client in clients.tolist()]
         steps = self.num_steps(data.sizes(clients)).tolist()
-        # The plan is a dense array. Places beyond a million, or beyond the largest client, would
+        # The plan is a dense array. Places beyond a million and beyond the largest client would
         # only be empty.
         width = min(self.batch_size, max(1_000_000, *map(len, samples)))
         index = np.empty((len(clients), max(steps), width), np.int64)
