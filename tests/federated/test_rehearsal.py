@@ -97,7 +97,19 @@ class WatchesSteps(Watches):
         return logits_KBC
 
 
-@pytest.mark.parametrize(("watches", "is_one"), [(Watches, True), (WatchesSteps, False)])
+class WatchesGradients(Watches):
+    """Reads in each local step what it has prepared, which it does not in a rehearsal."""
+
+    def prepare(self, stack, own, download):
+        return {"factor": torch.ones(())}
+
+    def on_after_backward(self, trainer, pl_module):
+        assert pl_module.clients.prepared[self]["factor"] == 1
+
+
+@pytest.mark.parametrize(
+    ("watches", "is_one"), [(Watches, True), (WatchesSteps, False), (WatchesGradients, False)]
+)
 def test_a_rehearsal_uses_the_memory_of_equal_steps_only(watches, is_one, monkeypatch):
     """A recording of other steps would call their hooks."""
     plain = ClientRound.train

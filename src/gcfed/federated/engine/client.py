@@ -83,13 +83,17 @@ class ClientProgram:
     def _step_hooks(self) -> StepHooks:
         """The hooks of parts and callbacks that local steps call, as one record."""
         parts = self.parts
+        left_out = []  # of a rehearsal
+        for callback in self.module.trainer.callbacks:  # type: ignore[attr-defined]
+            if isinstance(callback, ClientPart) and callback not in parts:
+                left_out.append(callback)
         return StepHooks(
             before_step=[part.before_step for part in parts if part.overrides("before_step")],
             calibrate=[part.calibrate for part in parts if part.overrides("calibrate")],
             local_loss=[part.local_loss for part in parts if part.overrides("local_loss")],
             after_step=[part.after_step for part in parts if part.overrides("after_step")],
             task_weight=prod(part.task_weight for part in parts),
-            after_backward=self.module.after_backward(),
+            after_backward=self.module.after_backward(left_out),
             autocast=self.module.trainer.precision_plugin.forward_context,
         )
 

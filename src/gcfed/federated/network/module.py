@@ -1,6 +1,6 @@
 """The global model as a LightningModule: one training step is one communication round."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
@@ -144,14 +144,17 @@ class FederatedModule(LightningModule):
         yield from self.net.named_parameters()
         yield from self.net.named_buffers()
 
-    def after_backward(self) -> Callable[[], None] | None:
-        """Returns a function that calls ``on_after_backward`` of the callbacks that implement it;
-        None if none does.
+    def after_backward(self, left_out: Collection[Callback] = ()) -> Callable[[], None] | None:
+        """Returns a function that calls ``on_after_backward`` of the callbacks that implement it
+        and are not ``left_out``; None if there are none.
 
         Lightning's ``manual_backward`` would ask every callback, before and after each local step.
         """
         callbacks = self.trainer.callbacks  # type: ignore[attr-defined]
-        hooks = [callback.on_after_backward for callback in callbacks if watches_steps(callback)]
+        hooks = []
+        for callback in callbacks:
+            if watches_steps(callback) and callback not in left_out:
+                hooks.append(callback.on_after_backward)
         if not hooks:
             return None
 
