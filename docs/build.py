@@ -395,9 +395,13 @@ def row_of(name: str) -> list[str]:
 
 def python_pages() -> None:
     assert {*PUBLIC} == {*gcfed.__all__}
-    objects = [get_object(f"gcfed.{name}") for name in PUBLIC]
-    public = [f"{one.__module__}.{one.__qualname__}" for one in objects]
-    write("reference/python/README.md", "# From Python", *(f"::: {name}" for name in public))
+    blocks = []
+    for name in PUBLIC:
+        used = f"gcfed.{name}"  # as users write it
+        one = get_object(used)
+        place = f"{one.__module__}.{one.__qualname__}"
+        blocks.append(f"::: {place}\n    options:\n      heading: {used}\n      toc_label: {used}")
+    write("reference/python/README.md", "# From Python", *blocks)
     for package, modules in API.items():
         files = [
             path.with_suffix("") for path in sorted((ROOT / "src/gcfed" / package).rglob("*.py"))

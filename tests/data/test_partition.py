@@ -1,3 +1,4 @@
+import re
 from dataclasses import replace
 from itertools import pairwise
 
@@ -79,6 +80,16 @@ def test_dirichlet_terminates_in_hard_cases(labels, num_clients, partitioner):
 def test_impossible_partitions_are_refused_by_name(make, words):
     with refuses(words):
         make()
+
+
+def test_clients_that_got_samples_of_others_are_counted(caplog):
+    caplog.set_level("INFO")
+    found = Dirichlet(0.01, max_tries=1)(np.arange(40) % 2, 20, seed=1)
+    assert found.sizes.min() == 1
+    (said,) = caplog.messages
+    assert re.fullmatch(
+        r"Dirichlet\(0\.01\): \d+ of 20 clients had too few samples and got others'", said
+    )
 
 
 def test_clients_that_are_left_out_are_counted_with_the_remedy(caplog):

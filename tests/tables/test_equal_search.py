@@ -276,7 +276,7 @@ def test_a_cell_without_a_successful_trial_is_named_and_the_others_run(tuned, ca
         "algorithm=fedprox"
     ] * 2
     said = capsys.readouterr().out
-    assert "2 of 4 jobs are not finished" in said
+    assert "Not finished, 2 of 4 jobs:" in said
     assert (
         "FedAvg, digits, seed 2: no trial of its search has a value: see"
         f" {tuned.folder}/fedavg_digits" in said

@@ -202,7 +202,7 @@ def test_two_processes_never_run_the_same_job_and_a_failure_is_reported(table, c
         " running it" in said
     )
     assert "GC-Fed, α 0.1, seed 1: out of\nmemory\n    " in said
-    assert "2 of 2 jobs are not finished" in said
+    assert "Not finished, 2 of 2 jobs:" in said
 
 
 def test_hours_are_steps_times_seconds(monkeypatch):
@@ -484,7 +484,7 @@ def test_a_table_from_the_command_line_names_failed_jobs_and_continues_with_more
 
     said = call(code=1)
     assert "participation.num_clients=300 needs 300 training samples" in said, said
-    assert "1 of 2 jobs are not finished" in said
+    assert "Not finished, 1 of 2 jobs:" in said
     run = read_run(tmp_path / "logs/study/tiny/full/gc-fed_digits_s1")
     assert run.state == "finished"
     assert run.rounds == 2

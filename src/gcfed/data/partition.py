@@ -210,7 +210,7 @@ class Dirichlet(Partitioner):
         owner_n = deal(counts_CN, labels, rng)
         if short:
             log.info(
-                "Dirichlet(%g): %d of %d clients were short and are filled up",
+                "Dirichlet(%g): %d of %d clients had too few samples and got others'",
                 self.alpha,
                 short,
                 num_clients,

@@ -213,7 +213,7 @@ def main(words: Sequence[str]) -> int:
     number = len(state.works) + len(state.tuned.lost)
     _print(
         [
-            f"{len(unfinished)} of {number} jobs are not finished:",
+            f"Not finished, {len(unfinished)} of {number} jobs:",
             *unfinished,
             "The same command tries them again. To start one anew, move its folder away.",
         ]
