@@ -60,7 +60,7 @@ class Account(Callback):
         loop = FederatedLoop.of(trainer)
         simulation = loop.run.simulation
         module = loop.run.server.setup.module
-        watch.wrap(loop.run.schedule, "turn", "round: schedule")
+        watch.wrap(loop.run.server.schedule, "turn", "round: schedule")
         for name in ("begin", "broadcast", "empty_sums"):
             watch.wrap(Server, name, "round: broadcast and empty sums")
         watch.wrap(simulation.program, "take_download", "round: hooks and dealing")

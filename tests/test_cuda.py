@@ -110,7 +110,7 @@ def test_states_of_clients_stay_on_the_gpu_during_a_run(config, tmp_path, monkey
     gpu = train(config(*args, "trainer=gpu", "ckpt_path=last", folder=tmp_path / "gpu"))
     assert held
     assert all(vector.is_cuda for vector in held)
-    assert not gpu.loop.run.stores._gpu_states._vectors
+    assert not gpu.loop.run.setup.stores._gpu_states._vectors
     for a, b in zip(gpu.module.net.parameters(), cpu.module.net.parameters(), strict=True):
         assert_near(a.cpu(), b.cpu(), 1e-9)
 

@@ -82,7 +82,7 @@ def test_a_finished_run_can_be_extended(config, tmp_path, caplog):
 def test_runs_that_share_a_folder_for_states_do_not_share_states(config, tmp_path):
     settings = ("algorithm=scaffold", f"client_store.folder={tmp_path}/states", *FAST)
     one, other = (
-        assemble(config(*settings, folder=tmp_path / name)).loop.run.stores.folder
+        assemble(config(*settings, folder=tmp_path / name)).loop.run.setup.stores.folder
         for name in ("a", "b")
     )
     assert one.parent == other.parent == tmp_path / "states"
@@ -272,7 +272,7 @@ def test_every_callback_is_called_in_each_local_step(config, tmp_path, caplog):
     )
     NOTED.clear()
     result = train(config(*FAST, "rounds=1", *listeners, folder=tmp_path))
-    cohort = result.loop.run.schedule.turn(0).clients
+    cohort = result.loop.run.server.schedule.turn(0).clients
     steps = result.loop.solver.num_steps(result.trainer.datamodule.sizes(cohort)).sum()
     heard = next(c for c in result.trainer.callbacks if isinstance(c, Listener)).heard
     assert heard == len(NOTED) == steps > 0

@@ -118,10 +118,10 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
     )
-    if loop.run.transport.separate_clients:
+    if loop.run.setup.transport.separate_clients:
         _refuse_client_callbacks(parts.callbacks)
     _warn_of_client_callbacks(parts.callbacks)
-    loop.run.stores.require_folder()
+    loop.run.setup.stores.require_folder()
     return Assembly(module, data, loop, parts.methods, parts.in_order, result)
 
 

@@ -198,7 +198,7 @@ class _Run:
             self._summarize(holdings)
 
     def _begin_folder(self) -> Holdings:
-        known = not self.assembly.loop.run.transport.own_data
+        known = not self.assembly.loop.run.setup.transport.own_data
         resumed = self.checkpoint is not None
         holdings = begin(self.cfg, self.folder, self.assembly.data, known=known, resumed=resumed)
         device = self.trainer.strategy.root_device

@@ -40,7 +40,7 @@ class ClientEnd:
         assembly = assemble(cfg, clients_only=True)
         run = assembly.loop.run
         self.simulation = run.simulation
-        self.stores = run.stores
+        self.stores = run.setup.stores
         self.module = assembly.module
         self.data = assembly.data
         self.module.trainer = Trainer(

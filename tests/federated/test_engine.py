@@ -25,7 +25,7 @@ from harness import (
 )
 from torch import nn
 
-from gcfed.federated.engine.bound_run import refuse_changes
+from gcfed.federated.engine.round_row import refuse_changes
 from gcfed.federated.network.lent_network import travelling_state
 from gcfed.federated.parts import ClientPart, KeptState, Method, ServerPart, like_trained
 from gcfed.federated.state.store import ClientStores

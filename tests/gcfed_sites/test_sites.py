@@ -245,7 +245,7 @@ def test_a_site_that_misses_the_reply_keeps_its_states(federated, caplog):
     result, _ = federated("algorithm=fedsub", *ALL, "rounds=2", upset=at_b("reply", 1, "no power"))
     assert "round 2: b did not hear how it ended" in caplog.text
     assert len(read_rows(result.folder / "metrics.csv")) == 2
-    assert result.loop.run.stores.versions("fedsub", range(7)) == [
+    assert result.loop.run.setup.stores.versions("fedsub", range(7)) == [
         1,
         0,
         1,

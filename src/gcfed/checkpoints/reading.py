@@ -104,9 +104,9 @@ def resume(
         record.restore(checkpoint["gcfed"], rounds)
         if rounds > cfg.rounds:
             raise Refusal(f"rounds={cfg.rounds}: {path} has {rounds} already. Set as many or more.")
-        if leads() and not loop.run.transport.remote:
-            loop.run.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
-            loop.run.stores.require_files()
+        if leads() and not loop.run.setup.transport.remote:
+            loop.run.setup.stores.load_state_dict(checkpoint["callbacks"][loop.state_key]["stores"])
+            loop.run.setup.stores.require_files()
         _try_states(checkpoint, module, callbacks)
     if rounds == cfg.rounds:
         log.info("all %d rounds of %s are done", rounds, cfg.paths.output_dir)

@@ -111,6 +111,6 @@ class RoundCheckpoint(Checkpoint):
         if rounds % self.every and not is_last:
             return
         trainer.save_checkpoint(self.dirpath / CHECKPOINT.name, weights_only=False)
-        obsolete = FederatedLoop.of(trainer).run.stores.rotate()
+        obsolete = FederatedLoop.of(trainer).run.setup.stores.rotate()
         if trainer.is_global_zero:
             self._writer.then_delete(obsolete)

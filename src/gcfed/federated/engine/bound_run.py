@@ -6,24 +6,22 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from numbers import Real
 from typing import Any
 
-import torch
 from lightning.pytorch import Callback, Trainer
 
 from gcfed.federated.engine.client import ClientProgram
 from gcfed.federated.engine.round import run_round
+from gcfed.federated.engine.round_row import numbers, refuse_changes
 from gcfed.federated.engine.server import Server
 from gcfed.federated.engine.settings import RunSettings
 from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probing.probe import set_traits
-from gcfed.federated.parts import ClientPart, Part, ServerPart, Setup, Transport
+from gcfed.federated.parts import ClientPart, Part, Setup, Transport
 from gcfed.federated.parts.refusals import check_aggregator, validate_parts
 from gcfed.federated.protocol.rounds import Received
-from gcfed.federated.state.store import ClientStores
 from gcfed.federated.state.versioned_files import SENT
 from gcfed.participation.schedule import Schedule
 from gcfed.utils.refusal import Refusal
@@ -37,7 +35,7 @@ class BoundRun:
 
     Attributes:
         settings: as they were when the run was bound.
-        transport: without a federation, ``simulation`` itself.
+        simulation: the clients in this process; without a federation, the transport.
         has_begun: whether a fit has begun its rounds.
         counted: whether a client has counted in a round.
         last_row: the row of metrics of the last round that this process ran; {} before.
@@ -45,17 +43,15 @@ class BoundRun:
 
     settings: RunSettings
     simulation: Simulation
-    transport: Transport
-    schedule: Schedule
     server: Server
     has_begun: bool = field(default=False, init=False)
     counted: bool = field(default=False, init=False)
     last_row: dict[str, Any] = field(default_factory=dict, init=False)
 
     @property
-    def stores(self) -> ClientStores:
-        """The clients' states, as far as the server knows them."""
-        return self.server.setup.stores
+    def setup(self) -> Setup:
+        """The parts of the run."""
+        return self.server.setup
 
     def is_of(
         self,
@@ -65,12 +61,11 @@ class BoundRun:
         module: FederatedModule,
     ) -> bool:
         """Whether it was bound with these settings, callbacks, data and module."""
-        setup = self.server.setup
         return (
             vars(self.settings) == vars(settings)
-            and setup.parts == parts_among(callbacks)
-            and setup.data is data
-            and setup.module is module
+            and self.setup.parts == parts_among(callbacks)
+            and self.setup.data is data
+            and self.setup.module is module
         )
 
     # ------------------------------------------------------------------------------------- rounds
@@ -79,7 +74,7 @@ class BoundRun:
         started = time.perf_counter()
         row, received = run_round(round_index, self.server)
         self.counted = self.counted or received.num_finite > 0
-        module = self.server.setup.module
+        module = self.setup.module
         if self._is_tested(round_index):
             row |= module.test([part.on_test_batch for part in self.server.parts])
         else:
@@ -93,7 +88,7 @@ class BoundRun:
 
     def _is_tested(self, round_index: int) -> bool:
         finished = round_index + 1
-        should_stop = self.server.setup.module.trainer.should_stop
+        should_stop = self.setup.module.trainer.should_stop
         is_last = finished >= self.settings.rounds or should_stop
         return is_last or finished % self.settings.eval_every == 0
 
@@ -106,17 +101,17 @@ class BoundRun:
 
     # -------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
-        state = {"stores": self.stores.state_dict(), "counted": self.counted}
-        timetable = self.schedule.state_dict()
+        state = {"stores": self.setup.stores.state_dict(), "counted": self.counted}
+        timetable = self.server.schedule.state_dict()
         if timetable:
             state["schedule"] = timetable
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self.stores.load_state_dict(state_dict["stores"])
+        self.setup.stores.load_state_dict(state_dict["stores"])
         self.counted = state_dict["counted"]
         if "schedule" in state_dict:
-            self.schedule.load_state_dict(state_dict["schedule"])
+            self.server.schedule.load_state_dict(state_dict["schedule"])
 
 
 def parts_among(callbacks: Sequence[Callback]) -> list[Part]:
@@ -166,8 +161,6 @@ def bind_run(
     run = BoundRun(
         settings=settings,
         simulation=simulation,
-        transport=transport,
-        schedule=schedule,
         server=Server(setup, schedule, settings.seed, settings.columns),
     )
     module.run = run
@@ -212,29 +205,3 @@ def _require_another_round(round_index: int, trainer: Trainer) -> None:
     """
     epoch_loop = trainer.fit_loop.epoch_loop
     epoch_loop.min_steps = max(epoch_loop.min_steps or 0, round_index + 2)
-
-
-def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]) -> None:
-    """Raises Refusal if a part has removed a column of the row, or given it a second value."""
-    for name, value in before.items():
-        if name not in row:
-            raise Refusal(f"{part.title} removes the column {name}, which is not its own.")
-        # Measurements subtract their time from that of training.
-        if row[name] is not value and name != "time/train_s":
-            raise Refusal(
-                f"{part.title} writes the column {name}, which the row already has. Rename it."
-            )
-
-
-def numbers(row: dict[str, Any]) -> dict[str, Any]:
-    """The row with tensors as numbers. Raises Refusal for anything else."""
-    plain = {}
-    for name, value in row.items():
-        if isinstance(value, torch.Tensor) and value.numel() == 1:
-            value = value.item()
-        if not isinstance(value, Real):
-            raise Refusal(
-                f"column {name}: a row of metrics takes numbers, and a part has given it {value!r}."
-            )
-        plain[name] = value
-    return plain

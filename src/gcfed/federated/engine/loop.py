@@ -69,7 +69,7 @@ class FederatedLoop(RunSettings, Callback):
 
     def _forget_states(self, callbacks: Sequence[Callback]) -> None:
         """Forgets what clients and the server have kept in the run before."""
-        self.run.stores.forget_all()
+        self.run.setup.stores.forget_all()
         for part in callbacks:
             if isinstance(part, ServerPart):
                 part.forget_states()
@@ -77,22 +77,23 @@ class FederatedLoop(RunSettings, Callback):
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         assert isinstance(pl_module, FederatedModule)
         run = self.run
-        if run.schedule.download_bytes == 0:  # there was no round
+        schedule = run.server.schedule
+        if schedule.download_bytes == 0:  # there was no round
             size = nbytes(pl_module.travelling_state())
-            run.schedule.expect_bytes(size, size)
+            schedule.expect_bytes(size, size)
         why = pl_module.traits.why_not_functional
         if why and pl_module.device.type == "cuda" and is_recurrent(pl_module.net):
             raise Refusal(
                 f"model: a recurrent network that has {why} cannot train on a GPU: set trainer=cpu."
             )
         run.has_begun = True
-        run.transport.start()
-        run.stores.start(trainer)
+        run.setup.transport.start()
+        run.setup.stores.start(trainer)
         trainer.strategy.barrier()
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if self._run is not None:  # a validation may come before the first fit
-            self._run.stores.release()
+            self._run.setup.stores.release()
             self._run.simulation.program.memory.clear()
 
     def state_dict(self) -> dict[str, Any]:

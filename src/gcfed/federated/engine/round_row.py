@@ -1,18 +1,22 @@
-"""The round's row of metrics, as far as it is known before the test, and its columns."""
+"""The round's row of metrics, and its columns that do not come from its test or from parts."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from numbers import Real
 from typing import Any
 
 import numpy as np
+import torch
 
+from gcfed.federated.parts import ServerPart
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.messages import Download, Expected, nbytes
 from gcfed.federated.protocol.rounds import Received
 from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
 from gcfed.participation.schedule import Participation, Schedule, Turn
+from gcfed.utils.refusal import Refusal
 
 NO_FAULTS = Faults()
 #: The columns of every run, besides those of its test and of its parts.
@@ -112,3 +116,29 @@ def _count_stragglers(received: Received, schedule: Schedule) -> int:
         done = schedule.steps(answered, version)
         stragglers += int((done < planned).sum())
     return stragglers
+
+
+def refuse_changes(part: ServerPart, before: dict[str, Any], row: dict[str, Any]) -> None:
+    """Raises Refusal if a part has removed a column of the row, or given it a second value."""
+    for name, value in before.items():
+        if name not in row:
+            raise Refusal(f"{part.title} removes the column {name}, which is not its own.")
+        # Measurements subtract their time from that of training.
+        if row[name] is not value and name != "time/train_s":
+            raise Refusal(
+                f"{part.title} writes the column {name}, which the row already has. Rename it."
+            )
+
+
+def numbers(row: dict[str, Any]) -> dict[str, Any]:
+    """The row with tensors as numbers. Raises Refusal for anything else."""
+    plain = {}
+    for name, value in row.items():
+        if isinstance(value, torch.Tensor) and value.numel() == 1:
+            value = value.item()
+        if not isinstance(value, Real):
+            raise Refusal(
+                f"column {name}: a row of metrics takes numbers, and a part has given it {value!r}."
+            )
+        plain[name] = value
+    return plain
