@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 from torch import Tensor
 
@@ -70,12 +70,13 @@ class LocalStep:
         """
         stack = self.training.stack
         optimizer_step = self.training.optimizer_step
-        is_alone = stack.is_lone and not self._shows_gradients()
+        is_alone = stack.is_lone and not self._shows_gradients
         if is_alone and isinstance(optimizer_step, FusedKernel):
             return partial(optimizer_step, stack.gradients_of_one(objective))
         stack.backward(objective)
         return optimizer_step
 
+    @cached_property
     def _shows_gradients(self) -> bool:
         """Whether anything but the optimizer reads the gradients of a step."""
         is_split = self.objective.num_pieces > 1
