@@ -24,6 +24,7 @@ from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule
 from gcfed.folders.folder import CHECKPOINT, CONFIG, EXPORT
 from gcfed.folders.identity import differences, leaves
+from gcfed.folders.place import newest_first
 from gcfed.folders.reading import read_yaml
 from gcfed.utils.machine import in_sweep, leads
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
@@ -61,10 +62,10 @@ def _newest_beside(folder: Path, cfg: DictConfig) -> str:
     """A sentence about the newest run beside this folder that has a checkpoint, and what differs;
     "" without such a run.
     """
-    files = list(folder.parent.glob(f"*/{CHECKPOINT}"))
-    if not files:
+    folders = newest_first(folder.parent)
+    if not folders:
         return ""
-    newest = max(files, key=lambda file: file.stat().st_mtime).parent.parent
+    newest = folders[0]
     try:
         differing = differences(leaves(read_yaml(newest / CONFIG)), leaves(cfg))
     except (Refusal, OSError, yaml.YAMLError):  # a damaged file

@@ -181,12 +181,15 @@ def _folder_name(now: str, changed: str) -> str:
     return "_".join(filter(None, (now, overrides)))
 
 
+def newest_first(base: Path) -> list[Path]:
+    """The folders of the runs below that have a checkpoint."""
+    checkpoints = sorted(base.glob(f"*/{CHECKPOINT}"), key=lambda path: path.stat().st_mtime)
+    return [path.parent.parent for path in reversed(checkpoints)]
+
+
 def _newest_with(base: Path, wanted: str) -> Path | None:
     """The folder of the newest checkpoint of a run with this identity; None if there is none."""
-    checkpoints = [*base.glob(f"*/{CHECKPOINT}")]
-    checkpoints.sort(key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in checkpoints:
-        folder = path.parent.parent
+    for folder in newest_first(base):
         try:
             if identity(read_yaml(folder / CONFIG)) == wanted:
                 return folder

@@ -28,7 +28,7 @@ class RoundRows:
         if not new.keys() <= {*self.columns}:
             self._write(self._read(), new)
         with self.path.open("a", newline="") as file:
-            self._writer(file).writerows(rows)
+            csv.DictWriter(file, self.columns, lineterminator="\n").writerows(rows)
 
     def _read(self) -> list[dict[str, str]]:
         return list(csv.DictReader(whole_lines(self.path)))
@@ -37,9 +37,6 @@ class RoundRows:
         before = rows[0] if rows else ()
         self.columns = list(dict.fromkeys([*before, *self.columns, *new]))
         with replacing(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = self._writer(file)
+            writer = csv.DictWriter(file, self.columns, lineterminator="\n")
             writer.writeheader()
             writer.writerows(rows)
-
-    def _writer(self, file: Any) -> csv.DictWriter:
-        return csv.DictWriter(file, self.columns, lineterminator="\n")

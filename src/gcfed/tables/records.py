@@ -86,9 +86,8 @@ class Selection:
     overrides: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        _check_list("rows", self.rows)
-        _check_list("columns", self.columns)
-        _check_list("seeds", self.seeds)
+        for name in ("rows", "columns", "seeds"):
+            _check_list(name, getattr(self, name))
 
 
 def _check_list(name: str, values: Sequence[Any] | None) -> None:
