@@ -53,7 +53,10 @@ class OptunaSweeper(Sweeper):
         from gcfed import search
         from gcfed.assemble import check_buildable, declared_result  # torch
         from gcfed.folders.measures import check_direction, check_judges, parse
+        from gcfed.utils.checked import Count, validated
 
+        validated("hydra.sweeper.n_trials", self.n_trials, Count)
+        validated("hydra.sweeper.n_jobs", self.n_jobs, Count)
         metric = self.cfg.optimized_metric
         root = Path(self.cfg.hydra.sweep.dir).absolute()
         measure = parse(metric or "", "optimized_metric")

@@ -213,6 +213,8 @@ def test_one_folder_holds_one_search_of_one_process(tmp_path):
             {},
             r"tag\(log, …\) is known for intervals alone",
         ),
+        ([], {"n_trials": "x"}, r"^hydra\.sweeper\.n_trials=x must be a whole number"),
+        ([], {"n_jobs": 0}, r"^hydra\.sweeper\.n_jobs=0 must be at least 1"),
         (
             [],
             {"params": {"gc.lam": "interval(1.0, 0.0)"}},

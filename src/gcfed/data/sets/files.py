@@ -18,12 +18,14 @@ TRAINS = ("train", "training", "training_set")
 TESTS = ("test", "testing", "test_set", "val", "valid", "validation")
 
 
-def missing_files(name: str, folder: Path, trouble: str, page: str) -> FileNotFoundError:
+def missing_files(
+    name: str, folder: Path, trouble: str, page: str, download_is_off: bool = False
+) -> FileNotFoundError:
     """An error that names the data set, the folder that was searched, and what to do."""
+    put = "Set data.dataset.download=true, put" if download_is_off else "Put"
     return FileNotFoundError(
-        f"data set {name}: {trouble} (searched {folder.resolve()}). Run with"
-        f" data.dataset.download=true, put the files of {page} there, or set paths.data_dir"
-        " (DATA_DIR) to the folder that has them."
+        f"data set {name}: {trouble} (searched {folder.resolve()}). {put} the files of {page}"
+        " there, or set paths.data_dir (DATA_DIR) to the folder that has them."
     )
 
 
@@ -37,9 +39,8 @@ def obtain(path: Path, md5: str, url: str, name: str, download: bool) -> None:
     if check_integrity(path, md5):
         return
     if not download:
-        raise missing_files(
-            name, path.parent, f"{path.name} is missing, or its md5 is not {md5}", url
-        )
+        trouble = f"{path.name} is missing, or its md5 is not {md5}"
+        raise missing_files(name, path.parent, trouble, url, download_is_off=True)
     try:
         download_url(url, path.parent, path.name, md5)
     except (OSError, RuntimeError, http.client.HTTPException) as error:

@@ -81,7 +81,8 @@ def published(
     try:
         return getattr(torchvision.datasets, class_name)(folder, download=download, **options)
     except Exception as error:  # of any type, by the format of the files
-        raise missing_files(name, folder, f"a file is missing or broken ({error})", page) from error
+        trouble = f"a file is missing or broken ({error})"
+        raise missing_files(name, folder, trouble, page, not download) from error
 
 
 def tiny_imagenet(data_dir: str, download: bool = True) -> FederatedDataset:
