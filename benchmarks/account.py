@@ -66,7 +66,7 @@ class Account(Callback):
         watch.wrap(simulation.program, "take_download", "round: hooks and dealing")
         watch.wrap(simulation, "deal", "round: hooks and dealing")
         watch.wrap(ClientRound, "_drawn", "client: batches drawn")
-        watch.wrap(ClientRound, "_begin", "client: memory and preparation")
+        watch.wrap(ClientRound, "_begin_training", "client: memory and preparation")
         watch.wrap(ClientRound, "_prepare", "client: memory and preparation")
         watch.wrap(loop.solver, "train", "local steps")
         watch.wrap(LocalTraining, "mean_losses", "client: upload")

@@ -30,7 +30,7 @@ def begin():
     def begin(clients, recordable="run", reads=frozenset()):
         clients = np.array(clients)
         plan = solver.plan(data, clients, make_download(model), torch.device("cpu"))
-        return memory.begin(
+        return memory.begin_training(
             StackStart(model, clients, data.sizes(clients), plan.steps), plan, recordable, reads
         )
 

@@ -187,7 +187,7 @@ class ClientRound:
             sends: whether the uploads are sent. If not, clients keep nothing.
         """
         program = self.program
-        training = self._begin(drawn)
+        training = self._begin_training(drawn)
         stack = training.stack
         num_seen = training.plan.counts.sum(1)
         try:
@@ -210,14 +210,14 @@ class ClientRound:
             program.module.clients = None
             stack.lent_network.take_back()
 
-    def _begin(self, drawn: StackDraw) -> LocalTraining:
+    def _begin_training(self, drawn: StackDraw) -> LocalTraining:
         """The local training of a stack before its first step: tensors, batches and optimizer."""
         program = self.program
         seed_generators(program.module.device, drawn.seed)
         program.module.lent_network.reset_attributes(program.data.num_clients)
         sizes = program.data.sizes(drawn.clients)
         start = StackStart(self.download.broadcast_model, drawn.clients, sizes, drawn.plan.steps)
-        return program.memory.begin(start, drawn.plan, program.recordable, program.reads)
+        return program.memory.begin_training(start, drawn.plan, program.recordable, program.reads)
 
     def _prepare(self, training: LocalTraining) -> dict[ClientPart, ClientStates]:
         """Lets parts prepare the stack for its local steps. Returns the clients' states by part."""

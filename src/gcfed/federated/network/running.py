@@ -21,7 +21,7 @@ class LoneClient:
         self.lent_network = lent_network
         self.tensors = tensors
 
-    def begin(self) -> None:
+    def take_network(self) -> None:
         """Gives the network the client's tensors."""
         self.lent_network.lend(self.tensors.first)
 

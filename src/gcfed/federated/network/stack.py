@@ -113,7 +113,7 @@ class ClientStack:
         self._running: LoneClient | SideBySide
         if self.is_lone:
             self._running = self._lone
-            self._lone.begin()
+            self._lone.take_network()
         else:
             self._running = SideBySide(self.lent_network, self._tensors, n)
         self.leaves = self._running.leaves

@@ -77,7 +77,7 @@ class TrainingMemory:
         self._recorders.clear()
         self._reusable.clear()
 
-    def begin(
+    def begin_training(
         self,
         start: StackStart,
         plan: BatchPlan,
