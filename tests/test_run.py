@@ -198,7 +198,7 @@ def test_eval_reproduces_the_last_test(config, finished, tmp_path):
 
 
 def test_a_refused_setting_of_the_data_has_the_typed_key_in_eval_too(config, monkeypatch):
-    monkeypatch.setattr("gcfed.run.load_weights", lambda path: Weights({}, 1, {}))
+    monkeypatch.setattr("gcfed.run.load_weights", lambda path: Weights({}, 1, {}, []))
     with refuses("^data.ignore=id must be a list"):
         evaluate(config("data=csv", "data.ignore=id", "ckpt_path=last.ckpt"))
 

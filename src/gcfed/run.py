@@ -33,6 +33,7 @@ from gcfed.checkpoints.reading import (
     require_fitting,
     resume,
     scaling_in,
+    warn_of_other_classes,
     warn_of_other_scaling,
 )
 from gcfed.checkpoints.record import RunRecord
@@ -193,8 +194,8 @@ class _Run:
             self._show_partition(holdings)
         self._fit()
         if holdings is not None:
-            scaling = self.assembly.data.scaling_of_inputs
-            export(self.folder, self.assembly.module.net, self.trainer.global_step, scaling)
+            data = self.assembly.data
+            export(self.folder, self.assembly.module.net, self.trainer.global_step, data)
             self._summarize(holdings)
 
     def _begin_folder(self) -> Holdings:
@@ -347,6 +348,7 @@ def evaluate(cfg: DictConfig) -> dict[str, float]:
     path = Path(cfg.ckpt_path)
     module.net.load_state_dict(require_fitting(module, weights.tensors, path))
     warn_of_other_scaling(f"ckpt_path={path}", weights.scaling, data.scaling_of_inputs)
+    warn_of_other_classes(path, weights.classes, data.class_names)
     on_gpu = torch.cuda.is_available() and not trains_on_cpu(cfg.trainer.accelerator)
     trainer = Trainer(
         accelerator="gpu" if on_gpu else "cpu",

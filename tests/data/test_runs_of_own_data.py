@@ -348,11 +348,30 @@ def test_a_run_may_start_at_tensors_that_tell_no_scaling(config, tmp_path, caplo
     assert "scaled the inputs" not in caplog.text
 
 
-def scaled_words(folder):
+@pytest.mark.parametrize("file", ["global_model.safetensors", "checkpoints/last.ckpt"])
+def test_a_model_is_not_tested_on_other_classes_in_silence(config, tmp_path, caplog, file):
+    """The names of own data are numbered in their order, so one more name moves the others."""
+    words = {}
+    for kind, names in (("pets", ["cat", "dog"]), ("farm", ["cat", "cow"])):
+        (tmp_path / kind).mkdir()
+        words[kind] = scaled_words(tmp_path / kind, names)
+    train(config(*words["pets"], folder=tmp_path / "run"))
+    model = f"ckpt_path={tmp_path / 'run' / file}"
+    evaluate(config(*words["pets"], model))
+    assert "output" not in caplog.text
+    evaluate(config(*words["farm"], model))
+    assert (
+        f"{model}: output 1 of the model is the class dog in its run, and cow in these data"
+        in caplog.text
+    )
+
+
+def scaled_words(folder, names=("0", "1")):
     """A run of one round on vectors, which are standardised."""
     rng = np.random.default_rng(9)
     y = rng.integers(0, 2, 60)
-    np.savez(folder / "own.npz", x=rng.normal(5, 2, (60, 4)) + y[:, None], y=y)
+    x = rng.normal(5, 2, (60, 4)) + y[:, None]
+    np.savez(folder / "own.npz", x=x, y=np.array(names)[y])
     words = ["data=arrays", f"data.path={folder / 'own.npz'}", "model.hidden=[5]", "gc=none"]
     words += ["participation.num_clients=3", "participation.per_round=2", "partition=iid"]
     return [*words, "rounds=1"]

@@ -18,6 +18,7 @@ from numpy import ndarray
 from omegaconf import DictConfig
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from gcfed.checkpoints.record import RunRecord
 from gcfed.federated.engine.loop import FederatedLoop
@@ -163,6 +164,10 @@ def _rounds_of(checkpoint: Content) -> int:
     counted = progress["epoch_loop.manual_optimization.optim_step_progress"]["total"]["completed"]
     if type(rounds) is not int or rounds < 1 or rounds != counted:
         raise ValueError(f"it counts {rounds} rounds in one place and {counted} in another")
+    # of any other type, Lightning would fail when it has trained the next round
+    for name, count in tree_leaves_with_path(progress):
+        if type(count) not in (int, bool):
+            raise ValueError(f"its counter {keystr(name)} is {count!r}")
     return rounds
 
 
@@ -212,11 +217,13 @@ class Weights(NamedTuple):
         rounds: that trained it.
         scaling: the means and deviations that scaled its inputs and targets; None if the file does
             not tell them.
+        classes: their names; empty if the file does not tell them.
     """
 
     tensors: dict[str, Tensor]
     rounds: int
     scaling: Scaling | None
+    classes: Sequence[str]
 
 
 def load_weights(path: str) -> Weights:
@@ -224,14 +231,17 @@ def load_weights(path: str) -> Weights:
     if Path(path).suffix != EXPORT.suffix:
         checkpoint = load_checkpoint(path)
         with naming(path):
-            scaling = _arrays(checkpoint["gcfed"].get("scaling"))
-            return Weights(net_of(checkpoint), int(checkpoint["global_step"]), scaling)
+            record = checkpoint["gcfed"]
+            scaling = _arrays(record.get("scaling"))
+            classes = [*map(str, record.get("classes", ()))]
+            return Weights(net_of(checkpoint), int(checkpoint["global_step"]), scaling, classes)
     try:
         with naming(path), safe_open(path, "pt") as file:
             metadata = file.metadata() or {}
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118  (no dict)
             scaling = _arrays(json.loads(metadata.get("scaling", "null")))
-            return Weights(tensors, int(metadata.get("round", 0)), scaling)
+            classes = [*map(str, json.loads(metadata.get("classes", "[]")))]
+            return Weights(tensors, int(metadata.get("round", 0)), scaling, classes)
     except SafetensorError as error:
         raise Refusal(
             f"ckpt_path={path} is damaged, or no model of this project: {error}"
@@ -285,6 +295,25 @@ def warn_of_other_scaling(
             name,
         )
         return
+
+
+def warn_of_other_classes(path: Path, theirs: Sequence[str], ours: Sequence[str]) -> None:
+    """Warns if an output of a model is another class than in these data.
+
+    Args:
+        theirs, ours: the names of the classes; empty if they are not known.
+    """
+    for number, (there, here) in enumerate(zip(theirs, ours, strict=False)):
+        if there != here:
+            log.warning(
+                "ckpt_path=%s: output %d of the model is the class %s in its run, and %s in these"
+                " data",
+                path,
+                number,
+                there,
+                here,
+            )
+            return
 
 
 def _are_close(there: ndarray, here: ndarray) -> bool:

@@ -20,9 +20,9 @@ VERSION = re.compile(r"[\w.+ -]{1,100}")
 
 
 class RunRecord(Callback):
-    """Writes into each checkpoint the settings that identify its run, the checksums of its data and
-    of the file of ``model.start``, the scaling of the data, and the number of processes and the
-    version of this project that trained its rounds.
+    """Writes into each checkpoint the settings that identify its run; the checksums of its data and
+    of the file of ``model.start``; the scaling and the classes of the data; the number of processes
+    and the version of this project that trained its rounds.
 
     ``about`` has digests of the settings and the checksums, for ``summary.json``.
     """
@@ -39,6 +39,7 @@ class RunRecord(Callback):
             "leaves": counted,
             "checksums": checksums,
             "scaling": data.scaling_of_inputs,
+            "classes": data.class_names,
             **self.about,
         }
         # a round → the number of processes from then on, until the next entry

@@ -238,6 +238,11 @@ class FederatedDataModule(LightningDataModule):
         return len(self.input_shape) == 1 and self.dataset.train.x.dtype.kind in "iu"
 
     @property
+    def class_names(self) -> list[str]:
+        """The names of the classes 0, 1, …; empty if they have none."""
+        return [str(name) for name in self.dataset.class_names or ()]
+
+    @property
     def scaling_of_inputs(self) -> dict[str, list[float]]:
         """The means and deviations that scale the network's inputs, and targets of a regression."""
         scaling = {name: values.tolist() for name, values in self.scaling.items()}

@@ -2,7 +2,7 @@
 
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,13 +75,11 @@ def _save_arrays(path: Path, arrays: Mapping[str, ndarray]) -> None:
         np.savez(temporary, **arrays)  # type: ignore[arg-type]
 
 
-def export(
-    folder: Path, net: nn.Module, round_number: int, scaling: Mapping[str, Sequence[float]]
-) -> None:
+def export(folder: Path, net: nn.Module, round_number: int, data: FederatedDataModule) -> None:
     """Writes the global model after this round, and its adapters if it has some.
 
     Args:
-        scaling: the means and deviations that scale its inputs.
+        data: has the means and deviations that scale its inputs, and the names of its classes.
     """
     state = {}
     for name, t in net.state_dict().items():
@@ -90,6 +88,9 @@ def export(
             state[name] = t.to("cpu", copy=True, memory_format=torch.contiguous_format)
     metadata = {"round": str(round_number)}
     with replacing(folder / EXPORT) as temporary:
-        scaled = metadata | {"scaling": json.dumps(scaling)}
-        temporary.write_bytes(save(state, metadata=scaled))
+        of_data = {
+            "scaling": json.dumps(data.scaling_of_inputs),
+            "classes": json.dumps(data.class_names),
+        }
+        temporary.write_bytes(save(state, metadata=metadata | of_data))
     save_adapters(net, folder, metadata)
