@@ -67,13 +67,12 @@ def open_study(
         "study_name": root.name if storage else "search",
     }
     study = optuna.create_study(**where, direction=direction, load_if_exists=True)  # type: ignore[arg-type]
-    # else its metric may have been a typo
-    differing = ""
-    if number_of_ended(study):
-        differing = differences(study.user_attrs["fixed"], fixed)
+    # until a trial has ended, the metric may be a typo
+    if not number_of_ended(study):
+        study.set_user_attr("fixed", fixed)
+    differing = differences(study.user_attrs["fixed"], fixed)
     if differing:
         raise Refusal(f"{root} holds another search: {differing}. {remedy}.")
-    study.set_user_attr("fixed", fixed)
     return study
 
 

@@ -199,10 +199,14 @@ def test_a_trial_has_one_run_per_seed_and_their_mean_is_its_value(tuned):
 
 
 def test_the_folder_of_another_search_is_refused_with_what_a_table_can_do(tuned):
-    tuned(trainer())
+    """Also by a dry run, and before the first trial of another cell."""
+    tuned(trainer(), "rows=[FedProx]")
     wide = {"client.optimizer.lr": "interval(0.0, 2.0)"}
-    with refuses("another search: .* Move this folder away, or write paths.log_dir=<folder>.$"):
-        tuned(trainer(), search=SEARCH | {"params": wide})
+    going = trainer()
+    for words in ([], ["dry_run=true"]):
+        with refuses("another search: .* Move this folder away, or write paths.log_dir=<folder>.$"):
+            tuned(going, *words, search=SEARCH | {"params": wide})
+    assert not going.jobs
 
 
 def test_a_stopped_search_continues_with_the_values_it_drew(tuned):

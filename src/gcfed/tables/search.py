@@ -114,6 +114,9 @@ def tune(
     # after the check, which suggests names for a mistyped metric
     direction = direction_of(search)
     _report_unused(search, cells.values())
+    for one in searches:
+        if train and (one.folder / TRIALS).is_file():
+            _opened(search, one, direction)
     tuned = Tuned()
     for one in searches:
         if dry_run:
@@ -205,21 +208,25 @@ def _report_unused(search: Search, jobs: Any) -> None:
         print(f"no job has {override}: its search.knobs are unused")
 
 
+def _opened(search: Search, one: CellSearch, direction: str) -> Any:
+    """Raises Refusal if the folder holds another search."""
+    return open_study(
+        one.folder,
+        one.cfg,
+        one.space,
+        f"{search.metric} {search.seeds}",
+        direction,
+        remedy="Move this folder away, or write paths.log_dir=<folder>",
+    )
+
+
 def run_trials(search: Search, one: CellSearch, direction: str) -> None:
     """Runs trials until ``n_trials`` have ended.
 
     A stopped trial continues with the values that it had drawn.
     """
     with locked_search(one.folder, "give each process other rows"):
-        asked = f"{search.metric} {search.seeds}"
-        study = open_study(
-            one.folder,
-            one.cfg,
-            one.space,
-            asked,
-            direction,
-            remedy="Move this folder away, or write paths.log_dir=<folder>",
-        )
+        study = _opened(search, one, direction)
         if not study.trials:
             for point in search.points:
                 study.enqueue_trial(point)
