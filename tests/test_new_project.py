@@ -58,7 +58,7 @@ def test_the_table_of_a_new_project_can_be_planned(tmp_path):
 
     printed = printed_in(folder, plan)
     assert "12 to start" in printed, printed
-    assert "FedExP, α 0.1, seed 3" in printed
+    assert "FedExP, last iterate, α 0.1, seed 3" in printed
 
 
 @pytest.mark.parametrize(
