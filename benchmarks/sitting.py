@@ -101,7 +101,7 @@ class Sitting(Callback):
         # A run of FedAvg has no hook after the backward pass.
         vars(self.module).pop("after_backward", None)
         if not on:
-            self.module.after_backward = lambda left_out: None
+            self.module.after_backward = lambda left_out=(): None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int

@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 
 from benchmarks.tape import WAITS
-from gcfed.federated.engine import loop, simulation
+from gcfed.federated.engine import bound_run, simulation
 from gcfed.federated.engine.layout import Layout
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.state import store
@@ -146,7 +146,7 @@ def from_numpy(array):
 def waits_of_rounds(monkeypatch, run):
     """The waits of each round of the run that the function makes, by place."""
     rounds = []
-    run_round = loop.run_round
+    run_round = bound_run.run_round
 
     def noted(*args):
         places = Places()
@@ -155,7 +155,7 @@ def waits_of_rounds(monkeypatch, run):
             return run_round(*args)
 
     with monkeypatch.context() as patched:
-        patched.setattr(loop, "run_round", noted)
+        patched.setattr(bound_run, "run_round", noted)
         patched.setattr(simulation, "make_layout", lambda *_: Layout(1, CPU, 0))
         patched.setattr(store, "has_room", lambda device: True)
         patched.setattr(torch, "Generator", Generator)

@@ -292,6 +292,6 @@ def test_a_run_on_a_table_in_any_units(config, tmp_path):
     np.testing.assert_allclose(std, y.std(0), rtol=1e-6)
     with np.load(tmp_path / "scaled" / "scaling.npz") as scaling:
         assert all(np.array_equal(scaling[name], array) for name, array in data.scaling.items())
-    assert result.module.task.scale.tolist() == pytest.approx(std.tolist())
+    assert result.module.task.target_std.tolist() == pytest.approx(std.tolist())
     raw = train(config(*mine, "data.standardize=false", "rounds=1", folder=tmp_path / "raw"))
     assert not raw.metrics["test/loss"] < 1e6
