@@ -16,6 +16,7 @@ from torch import Tensor
 from gcfed.utils.refusal import Refusal
 
 IGNORE = -100  # the label of padding
+LOSSES = ("losses", "client_losses", "mean_losses")  # the methods that a user's task may replace
 
 
 @dataclass
@@ -179,23 +180,20 @@ class Classification(Task):
         ).view(y.shape)
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if len(outputs) > 1 or not self._has_own_mean(batch):
+        is_alone = len(outputs) == 1 and batch.mask is None
+        if not (is_alone and has_own(self, Classification, "losses", "client_losses")):
             return super().mean_losses(outputs, batch)
         # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a
         # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
 
     def mean_loss_of_one(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if not has_losses_of(self, Classification) or not self._has_own_mean(batch):
+        if batch.mask is not None or not has_own(self, Classification, *LOSSES):
             return super().mean_loss_of_one(outputs, batch)
         return F.cross_entropy(outputs, batch.y.squeeze(0))
 
-    def _has_own_mean(self, batch: Batch) -> bool:
-        """Whether torch's mean of the cross-entropy is a client's mean loss."""
-        return batch.mask is None and has_own(self, Classification, "losses", "client_losses")
-
     def least_loss(self) -> float:
-        return 0.0 if has_losses_of(self, Classification) else -inf
+        return 0.0 if has_own(self, Classification, *LOSSES) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         is_right = outputs.argmax(-1) == y
@@ -234,20 +232,17 @@ class SquaredError(Task):
         return (outputs - y).square().sum(-1) / 2
 
     def least_loss(self) -> float:
-        return 0.0 if has_losses_of(self, SquaredError) else -inf
+        return 0.0 if has_own(self, SquaredError, *LOSSES) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         errors = (at_least_float32(outputs) - y) * self.target_std
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
 
 
-def has_losses_of(task: Task, kind: type[Task]) -> bool:
-    """Whether a task has the losses of this class, and not those of a user's subclass."""
-    return has_own(task, kind, "losses", "client_losses", "mean_losses")
-
-
 def has_own(task: Task, kind: type[Task], *names: str) -> bool:
-    """Whether these methods of a task are those of this class, also in the object itself."""
+    """Whether these methods of a task are those of this class, and not those of a user's subclass
+    or of the object itself.
+    """
     for name in names:
         if getattr(getattr(task, name), "__func__", None) is not getattr(kind, name):
             return False
