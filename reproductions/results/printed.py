@@ -18,6 +18,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 from gcfed.folders.measures import first_round, smooth  # noqa: E402
 from reproductions.results import (  # noqa: E402
     borderlines,
+    filled_batches,
     group_norm,
     late_updates,
     nearly_uniform,
@@ -228,6 +229,7 @@ def digits(runs: Runs) -> Cells:
 #: (page, name of the table) → the function that makes its cells from the page's stored runs.
 TABLES: dict[tuple[str, str], Callable[[Runs], Cells]] = {
     ("gcfed-lambda", "by round"): borderlines.by_round,
+    ("gcfed-table8", "100 rounds"): filled_batches.hundred_rounds,
     ("gcfed-lambda", "predictions"): borderlines.predictions,
     ("gcfed-table4", "by round"): nearly_uniform.by_round,
     ("gcfed-table4", "predictions"): nearly_uniform.predictions,

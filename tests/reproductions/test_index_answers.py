@@ -114,6 +114,9 @@ COMPUTED = {
     "GC-Fed − FedAvg, Table 8, 100 rounds, α 0.1": lambda: of_means(
         table8_of_100_rounds("α 0.1, GC-Fed") - table8_of_100_rounds("α 0.1, FedAvg")
     ),
+    "GC-Fed − FedAvg, Table 8, 100 rounds, α 1.0": lambda: of_means(
+        table8_of_100_rounds("α 1.0, GC-Fed") - table8_of_100_rounds("α 1.0, FedAvg")
+    ),
     "GC-Fed − FedAvg, Table 8, 200 rounds, α 0.1": lambda: of_means(table8(4)),
     "GC-Fed − FedAvg, Table 8, 200 rounds, α 1.0": lambda: of_means(table8(5)),
     "GC-Fed − FedAvg, Table 5, last 10 of 800 rounds": lambda: of_means(table5_unclipped(0)),
