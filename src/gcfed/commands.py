@@ -168,7 +168,10 @@ def _train(cfg: DictConfig) -> None:
     try:
         command = HydraConfig.get()
         sweeper = command.runtime.choices.get("hydra/sweeper")
-        refuse_idle(cfg, command.overrides.task, searches=sweeper not in (None, "basic"))
+        if sweeper in (None, "basic"):
+            # A search has looked at its settings. A trial may draw a key that its other draws make
+            # idle.
+            refuse_idle(cfg, command.overrides.task, searches=False)
         result = train(cfg)
     finally:
         remove_refused(cfg)

@@ -148,6 +148,11 @@ def possible_draw(space: Mapping[str, Any]) -> list[str]:
     return overrides
 
 
+def has_choices(space: Mapping[str, Any]) -> bool:
+    """Whether trials choose among options, beside some of which another key may have no effect."""
+    return any(hasattr(distribution, "choices") for distribution in space.values())
+
+
 def overrides_of(trial: Any) -> list[str]:
     """The overrides of the values that a trial has drawn."""
     return [f"{key}={value}" for key, value in trial.params.items()]

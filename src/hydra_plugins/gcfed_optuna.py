@@ -54,6 +54,7 @@ class OptunaSweeper(Sweeper):
         from gcfed.assemble import check_buildable, declared_result  # torch
         from gcfed.folders.measures import check_direction, check_judges, parse
         from gcfed.utils.checked import Count, validated
+        from gcfed.utils.compose import refuse_idle
 
         validated("hydra.sweeper.n_trials", self.n_trials, Count)
         validated("hydra.sweeper.n_jobs", self.n_jobs, Count)
@@ -69,7 +70,10 @@ class OptunaSweeper(Sweeper):
                 " seed."
             )
         cfg = self.load(self.cfg, common)
-        possible = self.load(self.cfg, [*common, *search.possible_draw(space)])
+        words = [*common, *search.possible_draw(space)]
+        possible = self.load(self.cfg, words)
+        if not search.has_choices(space):
+            refuse_idle(possible, words, searches=True)
         with open_dict(possible):
             possible.pop("hydra", None)
             possible.paths.output_dir = str(root)

@@ -355,3 +355,36 @@ def test_a_search_from_the_command_line_continues(tmp_path):
     printed = (tmp_path / "printed.txt").read_text()
     assert ended == 0, printed[-4000:]
     assert re.findall(r"^job .*$", printed, re.MULTILINE) == ["job 1 of 1", "job 2 of 2"]
+
+
+def test_a_searched_key_that_no_trial_reads_is_refused_before_the_first_one(tmp_path):
+    launcher = Launcher()
+    params = {"gc.lam": "interval(0.0, 1.0)"}
+    with refuses(r"^gc\.lam has no effect with gc\.local=false"):
+        go(tmp_path, launcher, "gc=global", load=whole, params=params)
+    assert not launcher.jobs
+
+
+@pytest.mark.slow
+def test_a_trial_may_draw_a_key_that_its_other_draws_make_idle(tmp_path):
+    """As FedBuff's a with constant weights."""
+    words = [
+        "-m",
+        "hydra/sweeper=optuna",
+        "data.validation=0.1",
+        "optimized_metric=last:val/acc",
+        f"hydra.sweep.dir={tmp_path / 'search'}",
+        "hydra.sweeper.n_trials=2",
+        "rounds=1",
+        "data.limit_train=200",
+        "data.limit_test=50",
+        "extras.figures=false",
+        "trainer.devices=1",
+        "logger=csv",
+        "algorithm=fedbuff",
+        "methods.fedbuff.weight=choice(constant)",
+        "methods.fedbuff.a=interval(0.1, 0.5)",
+    ]
+    ended = forked(lambda: run_script("train.py", *words), tmp_path / "printed.txt")
+    assert ended == 0, (tmp_path / "printed.txt").read_text()[-4000:]
+    assert [row["state"] for row in trials(tmp_path / "search")] == ["complete"] * 2

@@ -6,6 +6,7 @@ import pytest
 import torch
 from conftest import calls_of, refuses
 from harness import PLAIN_SERVER, Cohorts, make_net, random_federation, sgd, trainer_of, weights
+from lightning.pytorch import Callback
 
 from gcfed.aggregators.mean import MeanAggregator
 from gcfed.callbacks.after_round import SmoothedAccuracy
@@ -15,6 +16,7 @@ from gcfed.federated.parts import ClientPart, ServerPart
 from gcfed.federated.parts.method import parts_of
 from gcfed.methods.correction.scaffold import Scaffold
 from gcfed.metrics.updates import Cohorts as MetricOfCohorts
+from gcfed.participation.clock import Clock
 from gcfed.participation.faults import Faults
 from gcfed.run import train
 from gcfed.utils.refusal import Refusal
@@ -144,6 +146,35 @@ def test_a_trainer_that_has_finished_rounds_goes_on_with_its_run(data):
     trainer.fit(module, datamodule=data)
     assert loop.run is run
     assert torch.equal(weights(module.net), fit(make_loop(), make_module(), data, [Scaffold()]))
+
+
+def test_a_trainer_that_goes_on_with_more_rounds_keeps_its_clock_and_what_it_has_counted(data):
+    whole = make_loop()
+    whole.clock = Clock(step=1.0)
+    fit(whole, make_module(), data)
+    loop = make_loop()
+    loop.clock = whole.clock
+    loop.rounds = 1
+    trainer = trainer_of([loop], 1)
+    module = make_module()
+    trainer.fit(module, datamodule=data)
+    assert loop.run.counted
+    counted = []
+    trainer.callbacks.append(OnFitStart(lambda: counted.append(loop.run.counted)))
+    loop.rounds = ROUNDS
+    trainer.fit_loop.epoch_loop.max_steps = ROUNDS
+    trainer.fit(module, datamodule=data)
+    assert counted == [True]
+    assert loop.run.settings.rounds == ROUNDS
+    assert loop.run.last_row["clock/seconds"] == whole.run.last_row["clock/seconds"]
+
+
+class OnFitStart(Callback):
+    def __init__(self, look):
+        self.look = look
+
+    def on_fit_start(self, trainer, pl_module):
+        self.look()
 
 
 def test_a_table_of_a_second_run_has_no_lines_of_the_first(data, tmp_path):

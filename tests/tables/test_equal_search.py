@@ -369,3 +369,28 @@ def test_an_edited_result_of_a_search_is_named(tuned, text):
     path.write_text(text)
     with refuses(re.escape(f"{path} cannot be read: ")):
         tuned(going, "compare=true")
+
+
+def test_a_trial_and_the_runs_leave_out_a_drawn_key_that_has_no_effect(tuned):
+    """Constant weights of FedBuff, which win here, do not read a."""
+    drawn = {
+        "methods.fedbuff.weight": "choice(constant,polynomial)",
+        "methods.fedbuff.a": "interval(0.1,0.5)",
+    }
+    going = Trainer(
+        lambda values, number: 0.5 + 0.1 * (values["methods.fedbuff.weight"] == "constant"),
+        compose=whole,
+    )
+    search = SEARCH | {"params": drawn, "n_trials": 6, "knobs": {}}
+    rows = [{"label": "FedBuff", "overrides": ["algorithm=fedbuff", "gc=none"]}]
+    logs = f"paths.log_dir={tuned.folder.parents[3]}"
+    assert tuned(going, logs, rows=rows, search=search) == 0
+    weights = set()
+    for job in going.jobs:
+        values = dict(word.split("=", 1) for word in job)
+        weights.add(values["methods.fedbuff.weight"])
+        is_read = values["methods.fedbuff.weight"] == "polynomial"
+        assert ("methods.fedbuff.a" in values) == is_read
+    assert weights == {"constant", "polynomial"}
+    assert len(going.jobs) == 6 + 2
+    assert "methods.fedbuff.weight=constant" in going.jobs[-1]

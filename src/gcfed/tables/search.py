@@ -18,6 +18,7 @@ from gcfed.folders.measures import check_direction, check_judges, parse
 from gcfed.folders.reading import read_yaml
 from gcfed.search import (
     folder_name,
+    has_choices,
     locked_search,
     next_trial,
     number_of_ended,
@@ -31,7 +32,7 @@ from gcfed.tables import running
 from gcfed.tables.plan import Job
 from gcfed.tables.records import Search
 from gcfed.utils.checked import validated
-from gcfed.utils.compose import composed
+from gcfed.utils.compose import composed, without_idle
 from gcfed.utils.instantiate import installed
 from gcfed.utils.refusal import Refusal, message_of
 
@@ -66,7 +67,7 @@ class CellSearch:
             found = validated("best_params", read_yaml(path).get("best_params"), dict[str, Any])
         except (Refusal, yaml.YAMLError) as error:
             raise Refusal(f"{path} cannot be read: {message_of(error)}") from None
-        return [f"{key}={value}" for key, value in found.items()]
+        return without_idle(self.overrides, [f"{key}={value}" for key, value in found.items()])
 
     def failed(self) -> str:
         """How many trials cannot be the best, in brackets; "" if all can."""
@@ -188,7 +189,10 @@ def _check(search: Search, one: CellSearch, run_seeds: set[int]) -> None:
     """Raises Refusal if the trials cannot run, or if the search cannot choose for the runs."""
     from gcfed.assemble import declared_result  # torch
 
-    overrides = [*one.overrides, *possible_draw(one.space)]
+    drawn = possible_draw(one.space)
+    if has_choices(one.space):
+        drawn = without_idle(one.overrides, drawn)
+    overrides = [*one.overrides, *drawn]
     trial = Job(f"search for {one.cell}", overrides, "", one.cell, one.cfg.seed)
     work = running.composed_work(trial, one.folder)
     key = f"search.metric={search.metric}"
@@ -249,8 +253,9 @@ def _run_trial(search: Search, one: CellSearch, study: Any, trial: Any) -> None:
     runs: dict[Path, list[str]] = {}
     for seed in search.seeds:
         runs[place / f"seed_{seed}"] = [f"seed={seed}"]
+    in_effect = without_idle(one.overrides, drawn)
     for folder, words in (runs or {place: []}).items():
-        failure = running.train([*one.overrides, *drawn, *words], folder)
+        failure = running.train([*one.overrides, *in_effect, *words], folder)
         results.append(result_of(folder, search.metric, failure))
     reasons = "; ".join(result.why for result in results if result.why)
     if reasons:

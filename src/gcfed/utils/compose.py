@@ -152,6 +152,26 @@ def composed(overrides: Sequence[str]) -> DictConfig:
 
     The same choice of files is composed once. Values are set afterwards.
     """
+    cfg = _composed(overrides)
+    searches = any(map(SEARCH.match, overrides))
+    refuse_idle(cfg, overrides, searches=searches)
+    return cfg
+
+
+def without_idle(overrides: Sequence[str], drawn: Sequence[str]) -> list[str]:
+    """Those overrides that a trial has drawn which have an effect beside all others.
+
+    All that cannot be composed are kept, so that the trial is refused.
+    """
+    try:
+        cfg = _composed([*overrides, *drawn])
+    except Refusal:
+        return [*drawn]
+    return [word for word in drawn if not _why_without_effect(cfg, word)]
+
+
+def _composed(overrides: Sequence[str]) -> DictConfig:
+    """Raises Refusal for a wrong override, with a suggestion."""
     try:
         parsed = OverridesParser.create().parse_overrides(list(overrides))
         values = [override for override in parsed if _is_value(override)]
@@ -161,8 +181,6 @@ def composed(overrides: Sequence[str]) -> DictConfig:
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None
     expand_home(cfg)
-    searches = any(map(SEARCH.match, overrides))
-    refuse_idle(cfg, overrides, searches=searches)
     return cfg
 
 
@@ -176,12 +194,11 @@ def refuse_idle(cfg: DictConfig, words: Sequence[str], *, searches: bool) -> Non
     if not searches:
         refuse_measure_of_search(words)
     for word in words:
-        key, _, _ = word.lstrip("+").partition("=")
-        why = _why_switched_off(cfg, key) or _why_idle(cfg, key)
+        why = _why_without_effect(cfg, word)
         if why:
             raise Refusal(why)
         steps = OmegaConf.select(cfg, "client.steps")
-        if key == "client.epochs" and steps is not None:
+        if word.lstrip("+").startswith("client.epochs=") and steps is not None:
             _warn_of_epochs(word, steps)
 
 
@@ -204,6 +221,12 @@ def refuse_measure_of_search(words: Sequence[str]) -> None:
             raise Refusal(
                 f"{word} has no effect without a search, such as -m hparams_search=digits_optuna."
             )
+
+
+def _why_without_effect(cfg: DictConfig, word: str) -> str:
+    """The sentence about an override that has no effect; empty for others."""
+    key, _, _ = word.lstrip("+").partition("=")
+    return _why_switched_off(cfg, key) or _why_idle(cfg, key)
 
 
 def _why_idle(cfg: DictConfig, key: str) -> str:

@@ -99,6 +99,15 @@ class BoundRun:
             part.on_round_end(row, received)
             refuse_changes(part, before, row)
 
+    def continue_from(self, before: BoundRun) -> None:
+        """Goes on with the rounds of a run that was bound with other settings."""
+        self.counted = before.counted
+        self.last_row = before.last_row
+        if type(self.server.schedule) is type(before.server.schedule):
+            timetable = before.server.schedule.state_dict()
+            if timetable:
+                self.server.schedule.load_state_dict(timetable)
+
     # -------------------------------------------------------------------------------- checkpoints
     def state_dict(self) -> dict[str, Any]:
         state = {"stores": self.setup.stores.state_dict(), "counted": self.counted}

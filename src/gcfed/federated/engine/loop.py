@@ -53,19 +53,23 @@ class FederatedLoop(RunSettings, Callback):
         """Binds a new run, before Lightning loads a checkpoint: each fit that begins at the first
         round is a run of its own. Its server and clients have kept nothing yet.
 
-        A run that is bound and has not begun is not bound a second time.
+        A run that is bound and has not begun is not bound a second time. A trainer that has
+        finished rounds goes on with its run, also if settings have changed, such as ``rounds``.
         """
         assert isinstance(pl_module, FederatedModule)
         if stage != "fit":
             return
         callbacks: Sequence[Callback] = trainer.callbacks  # type: ignore[attr-defined]
         data = trainer.datamodule  # type: ignore[attr-defined]
-        if self._run is not None:
-            if self._run.has_begun and trainer.global_step == 0:
+        before = self._run
+        if before is not None:
+            if before.has_begun and trainer.global_step == 0:
                 self._forget_states(callbacks)
-            elif self._run.is_of(self.settings(), callbacks, data, pl_module):
+            elif before.is_of(self.settings(), callbacks, data, pl_module):
                 return
         self.bind(callbacks, data, pl_module)
+        if before is not None and trainer.global_step > 0:
+            self.run.continue_from(before)
 
     def _forget_states(self, callbacks: Sequence[Callback]) -> None:
         """Forgets what clients and the server have kept in the run before."""
