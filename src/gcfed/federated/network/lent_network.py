@@ -59,7 +59,7 @@ class LentNetwork:
         self._first_attributes: Snapshot | None = None  # the attributes before the first client
         self._loan = ExitStack()  # ends when the network gets its own tensors back
         self._slots: list[Slot] = []
-        self.take_back()
+        self.find_tensors()
 
     def lend(self, rows: Mapping[str, Tensor]) -> None:
         """Gives the network a client's tensors, ``[*shape]``.
@@ -78,7 +78,11 @@ class LentNetwork:
         """Gives the network its own tensors back."""
         self._loan.close()
         self._client_tensors = {}
-        # A move to another device, or a test, may have made new buffers.
+
+    def find_tensors(self) -> None:
+        """Finds the network's own tensors, which no client has now. A move to another device, or a
+        test, may have made new ones.
+        """
         moved = any(slot.tensor is not self.tensors[slot.name] for slot in self._slots)
         if not moved and self._slots:
             return

@@ -90,8 +90,7 @@ class TrainingMemory:
             recordable: how long the methods let a recorded step stay valid.
             reads: what a forward pass returns in addition to the logits.
         """
-        # The network has its own tensors. After a move or a test they may be new ones.
-        self.module.lent_network.take_back()
+        self.module.lent_network.find_tensors()
         recorder = self.recorder() if recordable else None
         if recorder is not None:
             plan = self._recorded_plan(plan, recordable)

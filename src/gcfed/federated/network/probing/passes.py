@@ -120,6 +120,7 @@ class Passes:
         seed_generators(x.device, 0)
         generators = {name: mark(generator) for name, generator in GLOBAL.items()}
         begun = self.before if start is None else start
+        self.lent_network.find_tensors()
         self.lent_network.lend({name: t.clone() for name, t in begun.items()})
         self.net.train(training)
         seen = x.clone()
