@@ -19,8 +19,9 @@ from gcfed.methods.centralization import GlobalGC, LocalGC
 from gcfed.methods.upload.quantization import Quantization
 from gcfed.optim.partial import probe_optimizer
 from gcfed.participation.sampling import DynamicPopulation, number_of_clients
-from gcfed.utils.compose import GROUPS, OPTIONAL_GROUPS, composed, shorthand
+from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.instantiate import build, build_all
+from gcfed.utils.keys import GROUPS, OPTIONAL_GROUPS
 from gcfed.utils.resolvers import CONFIGS, ROOT
 
 # Data sets that no experiment uses, and the options that they need instead of the defaults.

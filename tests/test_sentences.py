@@ -12,8 +12,8 @@ from test_api import SMALL
 import gcfed
 from gcfed.assemble import assemble, check_buildable
 from gcfed.check import check
-from gcfed.utils.compose import keys_of
 from gcfed.utils.instantiate import BuildError
+from gcfed.utils.keys import keys_of
 from gcfed.utils.refusal import Refusal, in_own_code, says_all
 
 

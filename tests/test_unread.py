@@ -8,7 +8,9 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from gcfed.assemble import assemble, build_trainer
 from gcfed.check import check
-from gcfed.utils.compose import GROUPS, SWITCHES, composed
+from gcfed.utils.compose import composed
+from gcfed.utils.idle import SWITCHES
+from gcfed.utils.keys import GROUPS
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.unread import refuse_unread

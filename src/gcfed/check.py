@@ -11,8 +11,9 @@ from omegaconf.errors import OmegaConfBaseException
 from pydantic import AfterValidator, TypeAdapter
 
 from gcfed.utils.checked import Count, NonEmpty, Share, Whole, rule, validated
-from gcfed.utils.compose import explained, suggestion
+from gcfed.utils.hints import explained
 from gcfed.utils.machine import in_sweep
+from gcfed.utils.near import suggestion
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 from gcfed.utils.unread import refuse_unread

@@ -78,13 +78,8 @@ def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
     import hydra
 
     from gcfed.folders.place import run_config  # its resolvers name the folders of runs
-    from gcfed.utils.compose import (
-        COMPOSING_ERRORS,
-        explained,
-        is_override,
-        refuse_words,
-        shorthand,
-    )
+    from gcfed.utils.compose import is_override, refuse_words, shorthand
+    from gcfed.utils.hints import COMPOSING_ERRORS, explained
     from gcfed.utils.refusal import Refusal
     from gcfed.utils.resolvers import CONFIGS
 
@@ -162,7 +157,7 @@ def _train(cfg: DictConfig) -> None:
 
     from gcfed.folders.place import remove_refused
     from gcfed.run import train  # torch and lightning: not needed for --help and --cfg
-    from gcfed.utils.compose import refuse_idle
+    from gcfed.utils.idle import refuse_idle
     from gcfed.utils.refusal import Refusal
 
     try:

@@ -25,7 +25,8 @@ from omegaconf import DictConfig
 
 from gcfed.folders.folder import FAILURE, SUMMARY
 from gcfed.folders.identity import leaves
-from gcfed.utils.compose import has_odd_letters, quoted, refuse_measure_of_search
+from gcfed.utils.compose import has_odd_letters, quoted
+from gcfed.utils.idle import refuse_measure_of_search
 from gcfed.utils.machine import cores, launched, leads
 from gcfed.utils.refusal import Failed, Refusal
 

@@ -15,7 +15,7 @@ from gcfed.tables.plan import make_plan, measures_of_cells
 from gcfed.tables.reading import CATALOG, load, names
 from gcfed.tables.records import UNITS, Printed, Selection
 from gcfed.tables.search import tune
-from gcfed.utils.compose import GROUPS
+from gcfed.utils.keys import GROUPS
 from gcfed.utils.resolvers import ROOT
 
 #: Tables that need the code of an optional package.

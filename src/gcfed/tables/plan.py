@@ -14,7 +14,7 @@ from hydra.errors import HydraException
 
 from gcfed.folders.identity import changing_results, digest, key_of
 from gcfed.tables.records import RESULT, Axis, Selection, Table
-from gcfed.utils.compose import explained
+from gcfed.utils.hints import explained
 from gcfed.utils.refusal import Refusal
 
 CellName = tuple[str, str]  # the labels of a row and a column

@@ -13,8 +13,8 @@ from pydantic_core import ErrorDetails
 from gcfed.folders.reading import read_yaml
 from gcfed.tables.records import Axis, Search, Selection, Table
 from gcfed.utils.checked import sentence
-from gcfed.utils.compose import suggestion
 from gcfed.utils.files import YamlLoader
+from gcfed.utils.near import suggestion
 from gcfed.utils.refusal import MissingFile, Refusal, message_of
 
 #: The package's own tables: a YAML each. ``setting/`` has what several of them share.

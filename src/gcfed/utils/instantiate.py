@@ -17,8 +17,7 @@ from hydra._internal.utils import _locate
 from omegaconf import DictConfig, OmegaConf
 
 from gcfed.utils.checked import SettingError, refuse_wrong_types
-from gcfed.utils.compose import suggestion
-from gcfed.utils.near import near
+from gcfed.utils.near import near, suggestion
 from gcfed.utils.refusal import Refusal, message_of
 
 _HYDRAS = ("_target_", "_partial_", "_convert_", "_recursive_")  # Hydra's own keys: never arguments

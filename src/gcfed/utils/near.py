@@ -26,3 +26,28 @@ def near(name: str, known: Iterable[str]) -> str:
 def did_you_mean(names: Sequence[str]) -> str:
     """``: did you mean test/acc or val/acc?``; a full stop without names."""
     return f": did you mean {' or '.join(names)}?" if names else "."
+
+
+def suggestion(word: str, known: Iterable[str], before: str = "", after: str = "") -> str:
+    """``: did you mean client.optimizer.lr?``, or a full stop.
+
+    A key of a group gets keys of this group only. Else keys of the same depth go first.
+    """
+    known = list(known)
+    group, dot, _ = word.partition(".")
+    in_group = [other for other in known if other.startswith(f"{group}.")] if dot else []
+    names = {other: other.split(".")[-1] for other in in_group or known}
+    last = word.split(".")[-1]
+    nearest = closest(last, {*names.values()})
+    near = [other for other, name in names.items() if name in nearest]
+    sharing = [other for other, name in names.items() if _shares_words(last, name)]
+    alike = near or sharing
+    depth = word.count(".")
+    as_deep = [other for other in alike if other.count(".") == depth]
+    best = as_deep or alike
+    return did_you_mean([before + other + after for other in best[:3]])
+
+
+def _shares_words(one: str, other: str) -> bool:
+    """Whether all words of one name are in the other: those of ``epochs`` in ``local_epochs``."""
+    return f"_{one}_" in f"_{other}_" or f"_{other}_" in f"_{one}_"

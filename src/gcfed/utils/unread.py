@@ -12,8 +12,9 @@ from typing import Any
 import yaml
 from omegaconf import DictConfig, OmegaConf
 
-from gcfed.utils.compose import GROUPS, keys_of, suggestion
 from gcfed.utils.files import YamlLoader
+from gcfed.utils.keys import GROUPS, keys_of
+from gcfed.utils.near import suggestion
 from gcfed.utils.refusal import Refusal
 from gcfed.utils.resolvers import CONFIGS
 
