@@ -6,13 +6,15 @@ from __future__ import annotations
 
 import logging
 import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from omegaconf import DictConfig, OmegaConf
 from torch import nn
@@ -26,6 +28,7 @@ from gcfed.assemble import (
     start_at_random,
 )
 from gcfed.callbacks.after_round import why_stopped
+from gcfed.callbacks.pictures import Curves, show_partition
 from gcfed.check import check
 from gcfed.checkpoints.reading import (
     checkpoint_of,
@@ -49,7 +52,6 @@ from gcfed.folders.lock import lock_run
 from gcfed.folders.place import check_folder, with_folder
 from gcfed.folders.printing import print_summary
 from gcfed.folders.reading import read_metrics, tested_in
-from gcfed.folders.showing import show_picture
 from gcfed.folders.summary import summary_of, write_summary
 from gcfed.folders.writing import Holdings, begin, export
 from gcfed.utils.home import expand_home
@@ -191,7 +193,9 @@ class _Run:
         for logger in self.trainer.loggers:
             logger.log_hyperparams(hyperparameters(self.cfg))
         if holdings is not None and self.cfg.extras.figures:
-            self._show_partition(holdings)
+            show_partition(
+                self.assembly.data, holdings, self.folder, self.trainer.loggers, self.rounds_before
+            )
         self._fit()
         if holdings is not None:
             data = self.assembly.data
@@ -206,38 +210,25 @@ class _Run:
         log.info("%s; on %d × %s", self.assembly, self.trainer.world_size, device)
         return holdings
 
-    def _show_partition(self, holdings: Holdings) -> None:
-        """Draws the partition before the first round, so that it is seen while the run trains.
-
-        A resumed run keeps the picture that it has. Clients of a federation do not say what they
-        hold.
-        """
-        picture = self.folder / "partition.png"
-        if holdings.counts_NC is None or (self.checkpoint is not None and picture.is_file()):
-            return
-        from gcfed.plots.pictures import draw_partition  # matplotlib
-
-        draw_partition(self.assembly.data, holdings.counts_NC, picture)
-        show_picture(self.trainer.loggers, picture, self.rounds_before)
-
     def _fit(self) -> None:
-        trainer = self.trainer
+        with self._explained_errors(), _no_later_writing(self.trainer):
+            self.trainer.fit(
+                self.assembly.module,
+                datamodule=self.assembly.data,
+                ckpt_path=self.checkpoint,
+                weights_only=True,
+            )
+
+    @contextmanager
+    def _explained_errors(self) -> Iterator[None]:
+        """Turns a signal into Stopped, and an error of a damaged checkpoint into a Refusal."""
         try:
-            try:
-                trainer.fit(
-                    self.assembly.module,
-                    datamodule=self.assembly.data,
-                    ckpt_path=self.checkpoint,
-                    weights_only=True,
-                )
-            finally:
-                # Nothing may be written after the folder is unlocked, even if Lightning fails.
-                trainer.strategy.checkpoint_io.teardown()
+            yield
         except BaseException as error:
             signum = signal_of(error)
             if signum is not None:
-                raise Stopped(signum, where_stopped(trainer, self.folder)) from error
-            if self.checkpoint is not None and trainer.global_step <= self.rounds_before:
+                raise Stopped(signum, where_stopped(self.trainer, self.folder)) from error
+            if self.checkpoint is not None and self.trainer.global_step <= self.rounds_before:
                 refuse_checkpoint(self.checkpoint, error)
             raise
 
@@ -262,29 +253,15 @@ class _Run:
             print_summary(summary, metrics, self.folder, stopped)
 
 
-class Curves(Callback):
-    """Draws ``curves.png`` when the last round has its row, and shows it to the loggers.
-
-    It belongs to the fit, because the trackers close their run when the fit ends.
-
-    Args:
-        folder: the run's folder.
+@contextmanager
+def _no_later_writing(trainer: Trainer) -> Iterator[None]:
+    """Waits for the checkpoints at the end, even if Lightning fails: nothing may be written after
+    the folder is unlocked.
     """
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-
-    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not trainer.is_global_zero:
-            return
-        metrics = read_metrics(self.folder / METRICS)
-        if not tested_in(metrics, trainer.global_step):
-            return
-        from gcfed.plots.pictures import plot_curves  # matplotlib
-
-        picture = self.folder / "curves.png"
-        plot_curves(metrics, picture)
-        show_picture(trainer.loggers, picture, trainer.global_step)
+    try:
+        yield
+    finally:
+        trainer.strategy.checkpoint_io.teardown()
 
 
 def refuse_checkpoint(path: Path, error: BaseException) -> None:

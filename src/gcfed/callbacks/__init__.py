@@ -1,1 +1,1 @@
-"""What follows a round: progress, smoothing, an early end."""
+"""What follows a round: progress, smoothing, an early end; and the pictures of a run."""
