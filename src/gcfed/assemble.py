@@ -111,13 +111,14 @@ def assemble(cfg: DictConfig, *, clients_only: bool = False) -> Assembly:
     result = result_of(parts.methods)
     loop = parts.loop
     loop.bind(parts.in_order, data, module)
-    columns_of_parts(
+    written = columns_of_parts(
         loop,
         module.task,
         parts.in_order,
         has_validation="validation" in data.splits,
         has_client_tests=bool(getattr(data, "client_test", None)),
     )
+    refuse_unwritten(parts.in_order, written)
     if loop.run.setup.transport.separate_clients:
         _refuse_client_callbacks(parts.callbacks)
     _warn_of_client_callbacks(parts.callbacks)
@@ -164,7 +165,7 @@ def check_buildable(cfg: DictConfig) -> RunColumns:
         target_of(cfg.model)
     num_clients = cfg.participation.num_clients
     parts = _build_parts(cfg, MANY_CLIENTS if num_clients is None else num_clients)
-    return columns_of_parts(
+    written = columns_of_parts(
         parts.loop,
         task,
         parts.in_order,
@@ -172,6 +173,8 @@ def check_buildable(cfg: DictConfig) -> RunColumns:
         has_validation=bool(cfg.data.get("validation", True)),
         has_client_tests=bool(cfg.data.get("client_test", True)),
     )
+    refuse_unwritten(parts.in_order, written)
+    return written
 
 
 def columns_of_parts(
@@ -188,9 +191,6 @@ def columns_of_parts(
         callbacks: all parts, and the callbacks of the config.
         has_validation: whether the data have a validation split.
         has_client_tests: whether clients have test splits of their own.
-
-    Raises Refusal if best.ckpt or early stopping watches a column that the run never writes. If a
-    part may write any column, it is looked for after the first test instead.
     """
     columns = [*task.columns]
     if has_validation:
@@ -209,11 +209,17 @@ def columns_of_parts(
             columns += known
     if not has_client_tests:
         columns = [column for column in columns if not column.startswith("personal/")]
-    written = RunColumns(tuple(dict.fromkeys(columns)), is_open)
+    return RunColumns(tuple(dict.fromkeys(columns)), is_open)
+
+
+def refuse_unwritten(callbacks: Sequence[Callback], written: RunColumns) -> None:
+    """Raises Refusal if best.ckpt or early stopping watches a column that the run never writes.
+
+    If a part may write any column, the watched one is looked for after the first test instead.
+    """
     for callback in callbacks:
         if isinstance(callback, EarlyStopping | ModelCheckpoint) and callback.monitor is not None:
             written.require(callback.monitor, f"monitor={callback.monitor}")
-    return written
 
 
 def start_at_random(cfg: DictConfig) -> None:

@@ -4,7 +4,7 @@ import pytest
 from conftest import refuses
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 
-from gcfed.assemble import columns_of_parts
+from gcfed.assemble import columns_of_parts, refuse_unwritten
 from gcfed.callbacks.after_round import SmoothedAccuracy
 from gcfed.federated.parts import ServerPart
 from gcfed.federated.protocol.rounds import Received
@@ -24,7 +24,10 @@ class Own(ServerPart):
 
 
 def check(task, *callbacks, has_validation=True):
-    columns_of_parts(Loop(), task, callbacks, has_validation=has_validation, has_client_tests=False)
+    written = columns_of_parts(
+        Loop(), task, callbacks, has_validation=has_validation, has_client_tests=False
+    )
+    refuse_unwritten(callbacks, written)
 
 
 def written_in_a_test(task):
