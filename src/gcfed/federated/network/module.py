@@ -166,9 +166,16 @@ class FederatedModule(LightningModule):
 
         return call
 
+    def on_fit_start(self) -> None:
+        self._move_to_device()
+
     def on_validation_start(self) -> None:
-        """Moves the data to the device, and begins a test."""
+        """For ``Trainer.validate``."""
         self.test_sums = {}
+        self._move_to_device()
+
+    def _move_to_device(self) -> None:
+        """Moves the data and the task to the network's device."""
         data = self.trainer.datamodule  # type: ignore[attr-defined]
         dtype = first_weight(self.net).dtype
         data.to_device(self.device, dtype, self.memory_format)
@@ -176,8 +183,6 @@ class FederatedModule(LightningModule):
         if isinstance(self.task, SquaredError):  # its errors are in the user's units
             std = getattr(data, "scaling", {}).get("y_std", 1.0)
             self.task.target_std = torch.as_tensor(std, dtype=dtype, device=self.device)
-
-    on_fit_start = on_validation_start
 
     def training_step(self, batch: Tensor, batch_idx: int) -> dict[str, Any]:
         """One round; returns its row of metrics."""
