@@ -135,20 +135,16 @@ class LocalGC(ClientPart):
         return order.before(order.place.get(order.last, 0))
 
     def on_download(self, download: Download) -> None:
-        # what a step needs is worked out once a round
-        self._projections: list[tuple[str, int, int, tuple[int, ...]]] = []
-        if self.rounds is not None and download.round_index >= self.rounds:
-            return
-        for name, ndim in self.axes_of.items():
-            projection = (name, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
-            self._projections.append(projection)
+        self.is_active = self.rounds is None or download.round_index < self.rounds
 
     def on_after_backward(self, trainer: Any, pl_module: Any) -> None:
+        if not self.is_active:
+            return
         leaves = pl_module.clients.leaves
-        for name, ndim, groups, axes in self._projections:
+        for name, ndim in self.axes_of.items():
             grad = leaves[name].grad  # [n, *shape]
             if grad is not None:
-                centralize_(grad, ndim, groups, axes)
+                centralize_(grad, ndim, self.groups.get(name, 0), self.mean_axes(ndim))
 
 
 class GlobalGC(ServerPart):

@@ -6,9 +6,12 @@ groups, kh, kw]``: there they are the second axis, and each group of inputs has 
 An embedding has ``[tokens, dim]``, and each row loses its mean, as in the authors' code.
 """
 
+from functools import cache
+
 from torch import Tensor
 
 
+@cache  # each local step asks for them
 def input_axes(ndim: int) -> tuple[int, ...]:
     """The axes of the inputs of a tensor with ``ndim`` axes: all but the first, or the only one.
 
