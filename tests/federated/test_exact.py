@@ -148,7 +148,7 @@ def test_a_server_checks_the_numbers_of_sites_itself(where):
         module=SimpleNamespace(travels=["w"]),
         names=["w"],
     )
-    server = Server(setup, schedule=None, seed=1, columns=())
+    server = Server(setup, schedule=None, seed=1)
     expected = Expected({"delta": round.broadcast_model, "c": round.broadcast_model}, {})
     means = {"delta": mean.new_sum(round), "c": mean.new_extra_sum(round)}
     sums = RoundSums(expected, means, {}, [], [])

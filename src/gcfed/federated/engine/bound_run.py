@@ -72,7 +72,7 @@ class BoundRun:
     def run_and_test(self, round_index: int) -> dict[str, Any]:
         """Runs the round with this index and its test. Returns the row of metrics."""
         started = time.perf_counter()
-        row, received = run_round(round_index, self.server)
+        row, received = run_round(round_index, self.server, self.settings.columns)
         self.counted = self.counted or received.num_finite > 0
         module = self.setup.module
         if self._is_tested(round_index):
@@ -170,7 +170,7 @@ def bind_run(
     run = BoundRun(
         settings=settings,
         simulation=simulation,
-        server=Server(setup, schedule, settings.seed, settings.columns),
+        server=Server(setup, schedule, settings.seed),
     )
     module.run = run
     return run

@@ -1,6 +1,7 @@
 """One communication round, from top to bottom."""
 
 import time
+from collections.abc import Sequence
 from typing import Any
 
 from gcfed.federated.engine.round_row import (
@@ -12,11 +13,16 @@ from gcfed.federated.engine.server import Server
 from gcfed.federated.protocol.rounds import Received
 
 
-def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Received]:
+def run_round(
+    round_index: int, server: Server, columns: Sequence[str]
+) -> tuple[dict[str, Any], Received]:
     """Draws a cohort, sends the model, adds up the uploads, makes the server's step and replies.
 
     Clients learn nothing that is not in a message. Their local training is
     :meth:`~gcfed.federated.engine.client.ClientRound.train`, which the transport calls.
+
+    Args:
+        columns: the columns of the run's rows, without columns of the test and of methods.
 
     Returns:
         The row of metrics, and what was received.
@@ -30,7 +36,10 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     # calls server.receive with the uploads of K clients at a time, in any order
     outcome = server.train_clients(download, round, sums)  # which clients did not answer
     received = server.reduce(sums, round, outcome)  # the mean update, over all processes
-    server.remember(received, download, sums.expected)
+    # what later rounds depend on: states, losses, and the sizes of messages
+    server.keep_states(received)
+    server.schedule.learn(received.losses, received.index)
+    server.schedule.expect_bytes(download.nbytes, sums.expected.nbytes)
     if received.usable:
         server.edit_update(received)
     is_step_finite = server.step(received)  # in every round: Lightning counts rounds by it
@@ -39,5 +48,5 @@ def run_round(round_index: int, server: Server) -> tuple[dict[str, Any], Receive
     row = columns_of_training(received, is_step_finite)
     row |= columns_of_bytes(received, download, sums.expected, turn, outcome)
     row["time/train_s"] = time.perf_counter() - started
-    row |= columns_of_clients(received, turn, server.columns, server.schedule)
+    row |= columns_of_clients(received, turn, columns, server.schedule)
     return row, received

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
@@ -13,7 +13,7 @@ from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.parts import Fact, Order, ServerPart, Setup, expected_upload
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import refuse_misfit, sendable
-from gcfed.federated.protocol.messages import Download, Expected, MessageError, Upload
+from gcfed.federated.protocol.messages import Download, MessageError, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.downloads import keep_download, kept_download
 from gcfed.participation.schedule import Schedule, Turn
@@ -21,16 +21,11 @@ from gcfed.participation.schedule import Schedule, Turn
 
 @dataclass(frozen=True)
 class Server:
-    """Holds the global model and the methods' server parts. It knows no algorithm by name.
-
-    Attributes:
-        columns: the columns of its rows, without columns of the test and of methods.
-    """
+    """Holds the global model and the methods' server parts. It knows no algorithm by name."""
 
     setup: Setup
     schedule: Schedule
     seed: int
-    columns: Sequence[str]
 
     @cached_property
     def parts(self) -> list[ServerPart]:
@@ -146,13 +141,7 @@ class Server:
     def _steps_without_clients(self) -> bool:
         return any(Fact.STEPS_WITHOUT_CLIENTS in part.facts for part in self.parts)
 
-    def remember(self, received: Received, download: Download, expected: Expected) -> None:
-        """Keeps what later rounds depend on: states, losses, and the sizes of messages."""
-        self._remember_states(received)
-        self.schedule.learn(received.losses, received.index)
-        self.schedule.expect_bytes(download.nbytes, expected.nbytes)
-
-    def _remember_states(self, received: Received) -> None:
+    def keep_states(self, received: Received) -> None:
         """Keeps the versions of the states that all processes have written.
 
         A client's states have the index of its download, and a server's table that of the round.
@@ -180,5 +169,5 @@ class Server:
             # before any process reads a state that another writes
             self.setup.module.trainer.strategy.barrier()
             # clients write some states only when they get the reply
-            self._remember_states(received)
+            self.keep_states(received)
         self.setup.transport.end_round()
