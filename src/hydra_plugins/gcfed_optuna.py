@@ -54,7 +54,7 @@ class OptunaSweeper(Sweeper):
         from gcfed.assemble import check_buildable, declared_result  # torch
         from gcfed.folders.measures import check_direction, check_judges, parse
         from gcfed.utils.checked import Count, validated
-        from gcfed.utils.compose import refuse_idle
+        from gcfed.utils.idle import refuse_idle
 
         validated("hydra.sweeper.n_trials", self.n_trials, Count)
         validated("hydra.sweeper.n_jobs", self.n_jobs, Count)
