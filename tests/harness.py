@@ -25,7 +25,8 @@ from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.stack import ClientStack, StackStart
 from gcfed.federated.parallel import sums as sums_module
 from gcfed.federated.parallel.strategy import CohortStrategy
-from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup, parts_of
+from gcfed.federated.parts import ClientPart, Order, ServerPart, Setup
+from gcfed.federated.parts.method import parts_of
 from gcfed.federated.protocol.checks import finite_clients
 from gcfed.federated.protocol.messages import Download, Upload
 from gcfed.federated.protocol.rounds import Received, Round

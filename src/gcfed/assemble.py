@@ -23,7 +23,8 @@ from gcfed.data.datamodule import DATASET, FederatedDataModule
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.network.module import FederatedModule, watches_steps
 from gcfed.federated.parallel.strategy import spread, trains_on_cpu
-from gcfed.federated.parts import ClientPart, Part, ServerPart, parts_of, result_of
+from gcfed.federated.parts import ClientPart, Part, ServerPart
+from gcfed.federated.parts.method import parts_of, result_of
 from gcfed.federated.state.store import ClientStores
 from gcfed.folders.identity import digest
 from gcfed.folders.run_columns import RunColumns

@@ -26,8 +26,8 @@ from gcfed.federated.parts import (
     Upload,
     inner_products,
     per_client,
-    upload_shapes,
 )
+from gcfed.federated.parts.method import upload_shapes
 from gcfed.methods.projection import by_output
 from gcfed.metrics.base import ClientMetric, OwnNumbers, RoundTable, ServerMetric, dot, floats, now
 from gcfed.utils.checked import Count, checked

@@ -10,7 +10,7 @@ import torch
 from harness import assert_near, make_net, make_setup, server_of, sgd, train_rounds
 from torch import nn
 
-from gcfed.federated.parts import parts_of
+from gcfed.federated.parts.method import parts_of
 from gcfed.federated.parts.refusals import validate_parts
 from gcfed.methods.centralization import GradientCentralization
 from gcfed.methods.objective.proximal import Proximal

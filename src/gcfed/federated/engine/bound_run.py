@@ -19,8 +19,9 @@ from gcfed.federated.engine.simulation import Simulation
 from gcfed.federated.network.blame import blamed
 from gcfed.federated.network.module import FederatedModule
 from gcfed.federated.network.probing.probe import set_traits
-from gcfed.federated.parts import ClientPart, Part, Setup, Transport
+from gcfed.federated.parts import ClientPart, Part, Setup
 from gcfed.federated.parts.refusals import check_aggregator, validate_parts
+from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.rounds import Received
 from gcfed.federated.state.versioned_files import SENT
 from gcfed.participation.schedule import Schedule

@@ -10,7 +10,8 @@ import numpy as np
 
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.engine.round_sums import RoundSums
-from gcfed.federated.parts import Fact, Order, ServerPart, Setup, expected_upload
+from gcfed.federated.parts import Fact, Order, ServerPart, Setup
+from gcfed.federated.parts.method import expected_upload
 from gcfed.federated.parts.transport import Outcome
 from gcfed.federated.protocol.checks import refuse_misfit, sendable
 from gcfed.federated.protocol.messages import Download, MessageError, Upload

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from gcfed.federated.engine.round_row import columns_of_run
-from gcfed.federated.parts import Transport
 from gcfed.federated.parts.part import Aggregator
+from gcfed.federated.parts.transport import Transport
 from gcfed.federated.state.store import ClientStores
 from gcfed.federated.training.solver import LocalSolver
 from gcfed.participation.clock import Clock

@@ -9,20 +9,12 @@ from gcfed.federated.network.rows import client_norms, inner_products, per_clien
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.network.tap import Output
 from gcfed.federated.parts.client import ClientPart, Prepared
-from gcfed.federated.parts.method import (
-    Method,
-    expected_upload,
-    parts_of,
-    result_of,
-    upload_shapes,
-)
+from gcfed.federated.parts.method import Method
 from gcfed.federated.parts.part import Accumulator, Aggregator, Fact, Need, Order, Part, Setup
 from gcfed.federated.parts.server import ServerPart
-from gcfed.federated.parts.transport import Transport
 from gcfed.federated.protocol.messages import Download, Levels, Params, Upload
 from gcfed.federated.protocol.rounds import Received, Round
 from gcfed.federated.state.client_states import ClientStates, EditedState, KeptState, like_trained
-from gcfed.federated.state.store import ClientStores
 from gcfed.tasks import Batch
 
 __all__ = [
@@ -32,7 +24,6 @@ __all__ = [
     "ClientPart",
     "ClientStack",
     "ClientStates",
-    "ClientStores",
     "Download",
     "EditedState",
     "Fact",
@@ -49,14 +40,9 @@ __all__ = [
     "Round",
     "ServerPart",
     "Setup",
-    "Transport",
     "Upload",
     "client_norms",
-    "expected_upload",
     "inner_products",
     "like_trained",
-    "parts_of",
     "per_client",
-    "result_of",
-    "upload_shapes",
 ]
