@@ -32,7 +32,7 @@ from gcfed.methods.objective.proximal import Proximal
 from gcfed.metrics.base import OwnNumbers, ServerMetric
 from gcfed.metrics.local_models import Clients, Forgetting
 from gcfed.metrics.updates import Drift, Gap, Updates
-from gcfed.participation.sampling import UniformSampler
+from gcfed.participation.sampling import PoissonSampler, UniformSampler
 from gcfed.run import train
 
 N = 6
@@ -186,6 +186,39 @@ def test_a_round_that_no_client_answers_has_nothing_to_measure():
     row = {}
     drift.on_round_end(row, make_received({}, answered=np.array([], int)))
     assert row == {}
+
+
+def test_a_last_round_without_clients_measures_the_model_and_says_what_it_lacks(
+    config, tmp_path, caplog
+):
+    """Client DP's noise changes the model in that round, too."""
+    assert not len(PoissonSampler(2)(1, 5, 14))  # the second round of this seed
+    words = (
+        *TINY[:-1],
+        "seed=14",
+        "participation=poisson",
+        "participation.num_clients=5",
+        "participation.per_round=2",
+        "privacy=client_dp",
+        "privacy.noise_multiplier=0.5",
+        "metrics=[classes,torchmetrics,drift]",
+        "metrics.torchmetrics.names=[f1]",
+    )
+    train(config(*words, folder=tmp_path))
+    _, row = read_rows(tmp_path / "metrics.csv")
+    assert row["train/clients"] == 0
+    header, *lines = read_lines(tmp_path / "classes.csv")
+    assert header == ["round", "class", "name", "tested", "acc"]
+    last = [line for line in lines if line[0] == "2"]
+    right = sum(int(tested) * float(acc) for *_, tested, acc in last)
+    assert row["test/acc"] == pytest.approx(right / 40)
+    assert row["classes/mean_acc"] == pytest.approx(np.mean([float(line[-1]) for line in last]))
+    assert 0 <= row["test/f1"] <= 1
+    assert not any(name.startswith("drift/") for name in row)
+    said = [record.message for record in caplog.records if "did not measure" in record.message]
+    assert said == [
+        "metrics: Drift did not measure round 2, the last one, in which no client answered"
+    ]
 
 
 def test_a_metric_with_a_wrong_number_of_values_is_refused():

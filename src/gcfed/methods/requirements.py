@@ -71,7 +71,7 @@ def plain_server(setup: Setup, *, any_lr: bool = False, any_start: bool = False)
 
 @_need
 def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
-    """The clients' optimizer is SGD, and no other method moves the weights.
+    """The clients' optimizer is SGD that descends, and no other method moves the weights.
 
     ``momentum`` allows undamped momentum.
     """
@@ -83,6 +83,8 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
         return f"needs client=sgd, not {type(optimizer).__name__}"
     if has_several_settings(optimizer):
         return "needs a client.optimizer with the same settings for all parameters"
+    if optimizer.defaults["maximize"]:
+        return "needs client.optimizer.maximize=false"
     if optimizer.defaults["momentum"] and optimizer.defaults["dampening"]:
         return "needs client.optimizer.dampening=0"
     if optimizer.defaults["momentum"] and not momentum:

@@ -47,11 +47,16 @@ class ServerMetric(ServerPart):
 
     Args:
         every: rounds between two measurements. The last round is always measured, unless a callback
-            such as early stopping ends the run before it. A warning then names the last round that
-            was measured: one more round would change the run.
+            such as early stopping ends the run before it, or no client answers in it. A warning
+            then says so: one more round would change the run.
+
+    Attributes:
+        needs_clients: whether it measures clients, so that a round in which no client answers has
+            nothing to measure. If not, it measures the global model alone.
     """
 
     order = Order.MEASURES
+    needs_clients: ClassVar[bool] = True
 
     @checked
     def __init__(self, every: Count = 1) -> None:
@@ -59,6 +64,7 @@ class ServerMetric(ServerPart):
 
     def bind(self, setup: Setup) -> None:
         self.rounds = setup.rounds
+        self.unanswered = 0  # the last round that had to be measured, and in which nobody answered
         self.data = setup.data
         kept = setup.no_steps
         self.names = [name for name in setup.names if name not in kept]
@@ -86,7 +92,8 @@ class ServerMetric(ServerPart):
         return {}
 
     def due_in(self, round: Round) -> bool:
-        return len(round.cohort) > 0 and self.due(round.index)
+        has_enough = len(round.cohort) > 0 or not self.needs_clients
+        return has_enough and self.due(round.index)
 
     def due(self, index: int) -> bool:
         return (index + 1) % self.every == 0 or index + 1 >= self.rounds
@@ -110,7 +117,10 @@ class ServerMetric(ServerPart):
 
     @torch.no_grad()
     def on_round_end(self, row: dict[str, Any], round: Received) -> None:
-        if len(round.answered) == 0 or not self.due_in(round):
+        if not self.due(round.index):
+            return
+        if self.needs_clients and len(round.answered) == 0:
+            self.unanswered = round.index + 1
             return
         row |= self.columns(round)
         if not self.transport.remote:  # sites have their own clocks and measure in parallel
@@ -128,6 +138,12 @@ class ServerMetric(ServerPart):
                 self.title,
                 rounds,
                 f"Its last values are those of round {last}" if last else "It has no values",
+            )
+        elif rounds and rounds == self.unanswered:
+            log.warning(
+                "metrics: %s did not measure round %d, the last one, in which no client answered",
+                self.title,
+                rounds,
             )
 
     def params(self, start: Params) -> Params:
@@ -188,7 +204,7 @@ class OwnNumbers(ClientMetric):
     """
 
     numbers: tuple[str, ...]
-    """The columns, one for each number of ``measure``; known from ``validate`` on."""
+    """The columns, one for each number of ``measure``; known from ``bind`` on."""
 
     @property
     def writes(self) -> Sequence[str] | None:  # type: ignore[override]

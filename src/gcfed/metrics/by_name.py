@@ -40,6 +40,8 @@ class ByName(OwnNumbers):
     Raises Refusal at ``bind`` for a name that gives no number for the task's labels.
     """
 
+    needs_clients = False  # clients add their own test splits
+
     @checked
     def __init__(self, names: Sequence[str], every: Count = 1) -> None:
         self.chosen = list(dict.fromkeys(names))

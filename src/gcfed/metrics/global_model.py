@@ -44,6 +44,7 @@ class Classes(RoundTable):
     name = "classes"
     header = ("class", "name", "tested", "acc")
     needs = [class_logits]
+    needs_clients = False
     writes = ("classes/worst_acc", "classes/mean_acc", "classes/best_acc")
 
     def bind(self, setup: Setup) -> None:
@@ -125,6 +126,7 @@ class RelativeError(ServerMetric):
     clients' data.
     """
 
+    needs_clients = False
     writes = ("test/relative_error",)
 
     def validate(self, setup: Setup) -> None:

@@ -83,6 +83,13 @@ def test_it_equals_the_plain_loop(federation, momentum, nesterov, corrected):
     assert_near(flat(server_of(method).shared), c, 1e-10)
 
 
+def test_clients_that_ascend_are_refused():
+    """The mean gradient would have the wrong sign: it comes from the way that a client went."""
+    solver = LocalSolver(partial(torch.optim.SGD, lr=0.1, maximize=True))
+    with pytest.raises(ValueError, match=r"Scaffold .* client\.optimizer\.maximize=false"):
+        validate_parts(make_setup(make_net(), solver=solver, methods=[Scaffold()]))
+
+
 def test_momentum_with_dampening_is_refused():
     solver = LocalSolver(partial(torch.optim.SGD, lr=0.1, momentum=0.9, dampening=0.5))
     with pytest.raises(ValueError, match=r"Scaffold .* client\.optimizer\.dampening=0"):
