@@ -33,9 +33,10 @@ class LocalTraining:
         """Begins with the next K clients in the memory of the last ones, in the state before the
         first step.
         """
-        old = list(self.stack.leaves.values())
+        old = self.stack.leaves
         self.stack.load(start)
-        self._give_leaves(old)
+        if self.stack.leaves is not old:  # a lone client's stay the same
+            self._give_leaves(list(old.values()))
         self._reset(plan)
 
     def _reset(self, plan: BatchPlan) -> None:
