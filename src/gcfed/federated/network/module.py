@@ -23,7 +23,7 @@ from gcfed.federated.protocol.checks import are_finite
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import first_weight
 from gcfed.models.spectral import restore_unit_norms
-from gcfed.models.unchanged import evaluating, hand_copies, unchanged, unedited
+from gcfed.models.unchanged import Unedited, evaluating, hand_copies, unchanged
 from gcfed.optim.partial import try_optimizer
 from gcfed.tasks import CLASSIFICATION, SquaredError, Task, at_least_float32
 from gcfed.utils.autocast import outside_autocast
@@ -285,7 +285,7 @@ class FederatedModule(LightningModule):
         if self.eval_precision:
             precision = torch.autocast(x.device.type, torch.bfloat16)
         with precision:
-            with unedited(x):
+            with Unedited(x):
                 outputs = self.net(x)
             real = self.task.real(y)
             # a user's loss may edit its outputs in place, and measurements read them, too

@@ -18,7 +18,7 @@ from gcfed.federated.network.tap import Output, Tap
 from gcfed.federated.network.tensors import ClientTensors
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
-from gcfed.models.unchanged import evaluating, unedited
+from gcfed.models.unchanged import Unedited, evaluating
 from gcfed.tasks import CLASSIFICATION, Batch, Task
 from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
@@ -158,13 +158,13 @@ class ClientStack:
         """Runs the n active clients on their own batches, ``[n, B, *input]`` → logits ``[n, B,
         C]``.
         """
-        with unedited(x_KB):
+        with Unedited(x_KB):
             return self._running.run(self._tap, x_KB)
 
     def mean_loss_of_one(self, batch: Batch) -> Tensor:
         """A lone client's mean loss, ``[]``, without a client axis in autograd's graph."""
         x = batch.x.squeeze(0)
-        with unedited(x):
+        with Unedited(x):
             logits, *_ = self._tap(x)
         return self.task.mean_loss_of_one(logits, batch)
 
