@@ -75,7 +75,7 @@ class Account(Callback):
         watch.wrap(RoundSums, "received", "round: sums of all processes")
         watch.wrap(SharedSums, "add", "exchange")
         watch.wrap(SharedSums, "wait_for_all", "wait for the other process")
-        for name in ("reduce", "remember", "edit_update", "step"):
+        for name in ("reduce", "keep_states", "edit_update", "step"):
             watch.wrap(Server, name, "round: server's step")
         watch.wrap(module, "test", "test")
         watch.wrap(loop.run, "_add_columns", "row of metrics")

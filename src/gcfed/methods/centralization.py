@@ -5,7 +5,7 @@ of all layers (line 20). The projection is :mod:`gcfed.methods.projection`.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from math import floor
 from typing import Any, Literal
 
@@ -96,7 +96,8 @@ class LocalGC(ClientPart):
         self.rounds = rounds
         self.min_axes = min_axes
         self.lora = lora
-        self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
+        # reproductions/mean_shapes.py tries other axes
+        self.mean_axes: Callable[[int], tuple[int, ...]] = input_axes
         if rounds is not None:
             self.recordable = "stack"
 
@@ -154,7 +155,8 @@ class GlobalGC(ServerPart):
         self.boundary = boundary
         self.min_axes = min_axes
         self.lora = lora
-        self.mean_axes = input_axes  # reproductions/mean_shapes.py tries other axes
+        # reproductions/mean_shapes.py tries other axes
+        self.mean_axes: Callable[[int], tuple[int, ...]] = input_axes
 
     def validate(self, setup: Setup) -> None:
         if self.lora and not isinstance(setup.server_optimizer_probe, SGD):
