@@ -16,6 +16,7 @@ from gcfed.checkpoints.writing import RoundCheckpoint
 from gcfed.federated.engine.loop import FederatedLoop
 from gcfed.federated.engine.round_sums import RoundSums
 from gcfed.federated.network.module import FederatedModule
+from gcfed.federated.network.running import LoneClient
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.parallel.shared import SharedSums
 from gcfed.federated.parts import ClientPart, Part, ServerPart
@@ -84,9 +85,9 @@ class Stopwatch:
         self.wrap(loop.solver, "plan", "batch")
         self.wrap(BatchPlan, "batch", "batch")
         self.wrap(LocalObjective, "losses_of_clients", "forward")
-        self.wrap(ClientStack, "mean_loss_of_one", "forward")
+        self.wrap(LoneClient, "mean_loss", "forward")
         self.wrap(ClientStack, "backward", "backward")
-        self.wrap(ClientStack, "gradients_of_one", "backward")
+        self.wrap(LoneClient, "gradients", "backward")
         for part in [*loop.run.simulation.program.parts, *loop.run.server.parts]:
             assert isinstance(part, Part)
             for hook in HOOKS:

@@ -10,6 +10,7 @@ from harness import ArrayData, Spy, make_net, random_federation, sgd, train_roun
 from torch import nn
 
 from gcfed.federated.engine import client
+from gcfed.federated.network.running import LoneClient
 from gcfed.federated.network.stack import ClientStack
 from gcfed.federated.training import memory
 from gcfed.federated.training.solver import LocalSolver
@@ -59,7 +60,7 @@ def regression():
 @pytest.fixture
 def taken(monkeypatch):
     """Lists the steps whose gradients go to the optimizer's kernel directly."""
-    return calls_of(monkeypatch, ClientStack, "gradients_of_one")
+    return calls_of(monkeypatch, LoneClient, "gradients")
 
 
 SGD = partial(torch.optim.SGD, lr=0.1, momentum=0.9, weight_decay=1e-3)

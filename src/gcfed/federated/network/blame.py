@@ -18,8 +18,8 @@ from gcfed.utils.ours import is_ours
 #: Our functions that use what the user's code returns, and what has failed if they fail.
 OURS = {
     "ClientStack.__call__": "model: {net} fails",
-    "ClientStack.mean_loss_of_one": "model or task: {net} with {task} fails",
-    "ClientStack.gradients_of_one": "model or task: the backward pass of {net} and {task} fails",
+    "LoneClient.mean_loss": "model or task: {net} with {task} fails",
+    "LoneClient.gradients": "model or task: the backward pass of {net} and {task} fails",
     "ClientStack.backward": "model or task: the backward pass of {net} and {task} fails",
     "Passes.run": "model or task: the backward pass of {net} and {task} fails",
     "LocalSolver.train": "model or task: local training of {net} with {task} fails",

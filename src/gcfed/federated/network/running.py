@@ -12,14 +12,24 @@ from gcfed.federated.network.lent_network import LentNetwork
 from gcfed.federated.network.tap import Output, Tap
 from gcfed.federated.network.tensors import ClientTensors
 from gcfed.federated.protocol.messages import Params
+from gcfed.models.unchanged import Unedited
+from gcfed.tasks import Batch, Task
 
 
 class LoneClient:
-    """Runs a single client in the user's own network, which has the client's tensors."""
+    """Runs a single client in the user's own network, which has the client's tensors.
 
-    def __init__(self, lent_network: LentNetwork, tensors: ClientTensors) -> None:
+    Where no method needs more than the mean loss, :meth:`mean_loss` and :meth:`gradients` leave the
+    client axis out.
+    """
+
+    def __init__(
+        self, lent_network: LentNetwork, tensors: ClientTensors, tap: Tap, task: Task
+    ) -> None:
         self.lent_network = lent_network
         self.tensors = tensors
+        self.tap = tap
+        self.task = task
 
     def take_network(self) -> None:
         """Gives the network the client's tensors."""
@@ -37,9 +47,9 @@ class LoneClient:
             leaves[name] = self.lent_network.tensors[name].detach().unsqueeze(0).requires_grad_()
         return leaves
 
-    def run(self, tap: Tap, x_KB: Tensor) -> Output:
-        outputs = tap(x_KB.squeeze(0))
-        return tap.output([t.unsqueeze(0) for t in outputs])
+    def run(self, x_KB: Tensor) -> Output:
+        outputs = self.tap(x_KB.squeeze(0))
+        return self.tap.output([t.unsqueeze(0) for t in outputs])
 
     def present(self) -> Params:
         """The client's present tensors, name → ``[1, *shape]``."""
@@ -65,6 +75,26 @@ class LoneClient:
             parameter.grad = None
         return grads
 
+    def mean_loss(self, batch: Batch) -> Tensor:
+        """The client's mean loss, ``[]``, without a client axis in autograd's graph."""
+        x = batch.x.squeeze(0)
+        with Unedited(x):
+            logits, *_ = self.tap(x)
+        return self.task.mean_loss_of_one(logits, batch)
+
+    def gradients(self, loss: Tensor) -> list[Tensor | None]:
+        """Back-propagates the client's loss, ``[]``. Returns the gradients, ``[*shape]`` or in
+        channels_last ``[1, *shape]``, in the order of the leaves, which do not get them.
+        """
+        loss.backward()
+        grads: list[Tensor | None] = []
+        for grad in self.taken_grads():
+            # The optimizer's kernel compares the strides of images with those of the leaf.
+            if grad is not None and not grad.is_contiguous():
+                grad = grad.unsqueeze(0)
+            grads.append(grad)
+        return grads
+
 
 class SideBySide:
     """Runs the first n clients by ``torch.func.vmap``. The network keeps its own tensors.
@@ -73,15 +103,16 @@ class SideBySide:
         leaves: the trained tensors, ``[n, *shape]``, in the clients' memory.
     """
 
-    def __init__(self, lent_network: LentNetwork, tensors: ClientTensors, n: int) -> None:
+    def __init__(self, lent_network: LentNetwork, tensors: ClientTensors, tap: Tap, n: int) -> None:
+        self.tap = tap
         lent_network.lend({})  # the network must not change
         self.leaves: Params = {}
         for name in tensors.trained:
             self.leaves[name] = tensors.full[name][:n].detach().requires_grad_()
         self._state = {**self.leaves, **{name: t[:n] for name, t in tensors.buffers.items()}}
 
-    def run(self, tap: Tap, x_KB: Tensor) -> Output:
-        out, assigned = run_side_by_side(tap, self._state, x_KB)
+    def run(self, x_KB: Tensor) -> Output:
+        out, assigned = run_side_by_side(self.tap, self._state, x_KB)
         # Copies first, because two tensors may have changed places.
         values = {name: t.detach().clone() for name, t in assigned.items()}
         for name, value in values.items():

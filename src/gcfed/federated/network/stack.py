@@ -19,7 +19,7 @@ from gcfed.federated.network.tensors import ClientTensors
 from gcfed.federated.protocol.messages import Params
 from gcfed.models.facts import is_recurrent
 from gcfed.models.unchanged import Unedited, evaluating
-from gcfed.tasks import CLASSIFICATION, Batch, Task
+from gcfed.tasks import CLASSIFICATION, Task
 from gcfed.utils.device import device_of
 from gcfed.utils.refusal import Refusal
 
@@ -64,7 +64,8 @@ class ClientStack:
         full: each client's tensors, name → ``[K, *shape]``.
         leaves: the trained tensors of the n active clients, ``[n, *shape]``, in the memory of
             ``full``.
-        is_lone: whether a single client is active, in the user's own network.
+        lone: the single active client, in the user's own network; None if there are several, or
+            the network cannot be lent.
         prepared: what each client part returned from ``prepare``, by part.
         personal: tensors of each client's personal model that differ from ``full``, set after local
             training.
@@ -109,18 +110,19 @@ class ClientStack:
     def _activate(self, n: int) -> None:
         """Makes the first n clients the active ones."""
         self.active = n
-        self.is_lone = n == 1 and self._can_lend
+        self.lone: LoneClient | None = None
         self._running: LoneClient | SideBySide
-        if self.is_lone:
-            self._running = self._lone
-            self._lone.take_network()
+        if n == 1 and self._can_lend:
+            self.lone = self._in_own_network
+            self.lone.take_network()
+            self._running = self.lone
         else:
-            self._running = SideBySide(self.lent_network, self._tensors, n)
+            self._running = SideBySide(self.lent_network, self._tensors, self._tap, n)
         self.leaves = self._running.leaves
 
     @cached_property
-    def _lone(self) -> LoneClient:
-        return LoneClient(self.lent_network, self._tensors)
+    def _in_own_network(self) -> LoneClient:
+        return LoneClient(self.lent_network, self._tensors, self._tap, self.task)
 
     def tensors(self) -> list[Tensor]:
         """The clients' weights and buffers, ``[K, *shape]`` each."""
@@ -159,14 +161,7 @@ class ClientStack:
         C]``.
         """
         with Unedited(x_KB):
-            return self._running.run(self._tap, x_KB)
-
-    def mean_loss_of_one(self, batch: Batch) -> Tensor:
-        """A lone client's mean loss, ``[]``, without a client axis in autograd's graph."""
-        x = batch.x.squeeze(0)
-        with Unedited(x):
-            logits, *_ = self._tap(x)
-        return self.task.mean_loss_of_one(logits, batch)
+            return self._running.run(x_KB)
 
     def drop_grads(self) -> None:
         """Drops the last step's gradients, so that the forward pass can use their memory."""
@@ -178,19 +173,6 @@ class ClientStack:
         ``[n, *shape]``.
         """
         self._running.backward(loss_K)
-
-    def gradients_of_one(self, loss: Tensor) -> list[Tensor | None]:
-        """Back-propagates a lone client's loss. Returns the gradients, ``[*shape]`` or in
-        channels_last ``[1, *shape]``, in the order of the leaves, which do not get them.
-        """
-        loss.backward()
-        grads: list[Tensor | None] = []
-        for grad in self._lone.taken_grads():
-            # The optimizer's kernel compares the strides of images with those of the leaf.
-            if grad is not None and not grad.is_contiguous():
-                grad = grad.unsqueeze(0)
-            grads.append(grad)
-        return grads
 
     def gradients(self, loss_K: Tensor) -> Params:
         """Gradients of losses ``[n]`` by the trained parameters, name → ``[n, *shape]``; zeros

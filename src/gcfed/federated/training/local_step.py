@@ -70,9 +70,9 @@ class LocalStep:
         """
         stack = self.training.stack
         optimizer_step = self.training.optimizer_step
-        is_alone = stack.is_lone and not self._shows_gradients
-        if is_alone and isinstance(optimizer_step, FusedKernel):
-            return partial(optimizer_step, stack.gradients_of_one(objective))
+        lone = None if self._shows_gradients else stack.lone
+        if lone is not None and isinstance(optimizer_step, FusedKernel):
+            return partial(optimizer_step, lone.gradients(objective))
         stack.backward(objective)
         return optimizer_step
 

@@ -30,9 +30,10 @@ class LocalObjective:
         """Each active client's task loss, ``[n]``, and its objective, ``[n]``; the objective is
         ``[]`` for a lone client without terms of methods.
         """
-        if self.hooks.changes_objective or self.num_pieces > 1 or not self.stack.is_lone:
+        lone = self.stack.lone
+        if self.hooks.changes_objective or self.num_pieces > 1 or lone is None:
             return self.losses_of_clients(batch)
-        loss = self.stack.mean_loss_of_one(batch)
+        loss = lone.mean_loss(batch)
         return loss.detach().unsqueeze(0), loss
 
     def losses_of_clients(self, batch: Batch) -> tuple[Tensor, Tensor]:
