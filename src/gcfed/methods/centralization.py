@@ -1,7 +1,7 @@
 """Gradient centralization, local and global: GC-Fed (arXiv 2503.13180, Algorithm 1).
 
-Local GC projects each local gradient of the first layers (line 14), Global GC the aggregated update
-of all layers (line 20). The projection is :mod:`gcfed.methods.projection`.
+Local GC projects each local gradient of the first layers (line 14). Global GC projects the
+aggregated update of all layers (line 20). The projection is :mod:`gcfed.methods.projection`.
 """
 
 import logging
@@ -202,7 +202,9 @@ def _axes(setup: Setup, names: Iterable[str], min_axes: int) -> dict[str, int]:
 
 
 def _with_a(setup: Setup, names: list[str], chosen: list[str]) -> list[str]:
-    """Centres the factors A of adapters. Returns them, and of ``chosen`` what is no factor B."""
+    """Centres the factors A of adapters. Returns the names of all of them, and those names in
+    ``chosen`` that are not of a factor B.
+    """
     if not centre_a(setup.module.net):
         raise Refusal("gc.lora=centre_a needs adapters: set model.lora.rank.")
     return [name for name in names if FACTOR_A in name or (name in chosen and FACTOR_B not in name)]

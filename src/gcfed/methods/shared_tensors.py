@@ -4,7 +4,7 @@ from gcfed.federated.parts import Download, Params, Round, ServerPart
 
 
 class SharedTensors(ServerPart):
-    """Sends tensors like the trained weights, and asks each client for as many in return.
+    """Sends tensors with the shapes of the trained weights. Each client returns as many.
 
     A subclass changes them in ``on_aggregate_end``. It finds the mean of the clients' answers in
     ``round.extra_means[message]``.

@@ -30,7 +30,9 @@ class Server:
 
     @cached_property
     def parts(self) -> list[ServerPart]:
-        """In the order of their hooks, except for two hooks: those of the next two lists."""
+        """The server parts, in the order of their hooks. The next two lists have the order of one
+        hook each.
+        """
         return [part for part in self.setup.parts if isinstance(part, ServerPart)]
 
     @cached_property

@@ -38,8 +38,8 @@ class ClientPart(Part):
         recordable: how long a recorded local step (a CUDA graph) stays valid. ``"stack"``: in its
             own stack, because the hooks of a step change only tensors on the device. ``"run"``: in
             later stacks too, because they read only tensors of the stack, of the batch, and of what
-            ``prepare`` returned. A subclass that does not say so again has ``"stack"``. Empty: the
-            steps of the run are not recorded.
+            ``prepare`` returned. A subclass does not inherit ``"run"``: it has ``"stack"`` unless
+            it declares ``"run"`` itself. Empty: the steps of the run are not recorded.
         task_weight: factor of the task's loss, for methods that balance it against their own term.
     """
 

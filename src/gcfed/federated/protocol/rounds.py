@@ -36,7 +36,8 @@ class Round:
         versions: index of the round whose download each client of the cohort has, ``[K]``. It is
             ``index``, or less for a late client.
         download: the message to the clients; None in ``on_broadcast``. In ``on_receive`` it is
-            the one that these clients had, an older one than the round's if they are late.
+            the message that these clients trained from. It is older than the round if they are
+            late.
     """
 
     index: int
