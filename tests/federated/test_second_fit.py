@@ -1,7 +1,9 @@
 """A loop of a trainer that was built by hand trains a second time."""
 
 import copy
+from dataclasses import dataclass
 
+import numpy as np
 import pytest
 import torch
 from conftest import calls_of, refuses
@@ -233,3 +235,21 @@ def test_a_trainer_may_validate_before_its_first_fit(data):
     trainer.validate(module, datamodule=data, verbose=False)
     trainer.fit(module, datamodule=data)
     assert torch.equal(weights(module.net), alone)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListedCohorts(Cohorts):
+    """A user's sampler that holds an array."""
+
+    weights: np.ndarray
+
+
+def test_a_sampler_that_holds_arrays_may_be_replaced(data):
+    loop = make_loop()
+    module = make_module()
+    loop.sampler = ListedCohorts(3, weights=np.ones(3))
+    loop.bind([loop], data, module)
+    loop.sampler = ListedCohorts(3, weights=np.ones(3))
+    vector = fit(loop, module, data)
+    assert loop.run.settings.sampler is loop.sampler
+    assert torch.equal(vector, fit(make_loop(), make_module(), data))

@@ -63,7 +63,7 @@ class BoundRun:
     ) -> bool:
         """Whether it was bound with these settings, callbacks, data and module."""
         return (
-            vars(self.settings) == vars(settings)
+            same_settings(self.settings, settings)
             and self.setup.parts == parts_among(callbacks)
             and self.setup.data is data
             and self.setup.module is module
@@ -127,6 +127,18 @@ class BoundRun:
 def parts_among(callbacks: Sequence[Callback]) -> list[Part]:
     """The parts of methods and metrics, in the order of their hooks."""
     return [callback for callback in callbacks if isinstance(callback, Part)]
+
+
+def same_settings(before: RunSettings, now: RunSettings) -> bool:
+    """Whether all numbers are equal and all objects are the same.
+
+    Objects are not compared by their contents: a user's sampler may hold arrays.
+    """
+    for name, value in vars(now).items():
+        old = vars(before)[name]
+        if old is not value and not (isinstance(value, int | float | str) and old == value):
+            return False
+    return True
 
 
 def bind_run(
