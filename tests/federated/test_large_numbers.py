@@ -23,10 +23,13 @@ from harness import (
 from torch import nn
 
 from gcfed.aggregators.mean import MeanAggregator
+from gcfed.aggregators.norm_clip import NormClip
 from gcfed.attacks.byzantine import Scale
 from gcfed.federated.engine.explanations import Explanations
 from gcfed.federated.parallel.sums import Sums
+from gcfed.federated.protocol.rounds import Round
 from gcfed.methods.upload.clip_update import ClipUpdate
+from gcfed.metrics.updates import Gap
 from gcfed.participation.sampling import PoissonSampler
 
 SIZES = 10.0 ** np.arange(-12, 16)
@@ -74,7 +77,7 @@ def test_the_mean_of_many_equal_updates_is_their_number(weighting, clients, larg
     data = random_federation(sizes=(7, 900))
     setup = make_setup(make_net(dtype=torch.float32), data=data, cohort_of=clients)
     samples = np.full(clients, 900)
-    cohort = np.array([1])  # the client with 900 samples
+    cohort = np.full(clients, 1)  # the client with 900 samples
     found = mean_of_equal(MeanAggregator(weighting), setup, largest, samples, cohort=cohort)
     assert found == pytest.approx(largest, rel=1e-6)
 
@@ -83,7 +86,8 @@ def test_a_mean_has_room_for_the_largest_round_of_a_poisson_sampler():
     """``per_round`` is the mean number of clients: here 4,095, and this round has 4,300."""
     setup = make_setup(make_net(dtype=torch.float32), data=random_federation())
     setup = replace(setup, sampler=PoissonSampler(4095))
-    found = mean_of_equal(MeanAggregator(), setup, 2047.9, np.full(4300, 1))
+    cohort = np.zeros(4300, int)
+    found = mean_of_equal(MeanAggregator(), setup, 2047.9, np.full(4300, 1), cohort=cohort)
     assert found == pytest.approx(2047.9, rel=1e-6)
 
 
@@ -130,7 +134,6 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
     """The grid of a round is as fine as its own clients allow."""
     sizes = np.array([1, 3, 2**20])
     setup = SimpleNamespace(
-        most_clients=2,
         transport=SimpleNamespace(own_data=False),
         data=SimpleNamespace(sizes=lambda clients: sizes[clients]),
         parts=[],
@@ -149,6 +152,46 @@ def test_a_mean_by_samples_is_exact_for_small_clients_beside_a_large_one():
         found = total.reduce({"w": delta[0]})["w"]
         expected = np.average(delta.double().numpy(), axis=0, weights=weights)
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["new_sum", "new_extra_sum"])
+@pytest.mark.parametrize(
+    "aggregator", [MeanAggregator(), MeanAggregator("samples"), NormClip(max_norm=1.0)]
+)
+def test_a_sum_fits_its_grid_for_any_size_of_the_cohort(aggregator, kind):
+    """20,000 terms near half a step of the first grid need two bits more than the second has."""
+    clients = np.arange(20_000)
+    value = torch.full((len(clients), 1), 0.00048)
+    upload = make_upload({"w": value}, np.ones_like(clients))
+    total = getattr(aggregator, kind)(SimpleNamespace(cohort=clients))
+    total.add(upload)
+    found = total.reduce({"w": value[0]})["w"]
+    np.testing.assert_allclose(found.numpy(), 0.00048, rtol=1e-6)
+
+
+def test_the_mean_over_all_clients_fits_its_grid_beside_a_small_cohort(monkeypatch):
+    """``metrics=gap`` sums over the cohort, and over the whole population."""
+    clients = np.arange(20_000)
+    value = torch.full((len(clients), 1), 0.00048)
+    gap = Gap()
+    gap.aggregator = MeanAggregator()
+    gap.names = ["w"]
+    gap.module = SimpleNamespace(
+        device=torch.device("cpu"),
+        trainer=SimpleNamespace(strategy=SimpleNamespace(barrier=lambda: None)),
+    )
+
+    def rehearse(download, others):
+        yield make_upload({"w": value[: len(others)]}, np.ones_like(others))
+
+    gap.transport = SimpleNamespace(rehearse=rehearse)
+    model = {"w": torch.zeros(1)}
+    cohort = clients[:2]
+    round = Round(0, 1, cohort, len(clients), model, 0.1, versions=np.zeros_like(cohort))
+    gap.begin(None, round)
+    gap.take(make_upload({"w": value[:2]}, np.ones_like(cohort)), round)
+    for mean in (gap.partial, gap.full):
+        np.testing.assert_allclose(mean.reduce(model)["w"].numpy(), 0.00048, rtol=1e-6)
 
 
 def warning_of_large_inputs(caplog, world=1):

@@ -1,4 +1,4 @@
-"""The weighted mean of updates (FedAvg), and the default of every run."""
+"""The mean of updates, the default of every run, and that weighted by samples."""
 
 from __future__ import annotations
 
@@ -31,12 +31,10 @@ class MeanAggregator(Aggregator):
     def __init__(self, weighting: Literal["uniform", "samples"] = "uniform") -> None:
         self.weighting = weighting
         self.narrow: Set[str] = frozenset()  # names of the trained parameters
-        self._room = 1.0  # the largest weight for which the cohort's sum fits
         # the clients' numbers of samples; None if the server does not know them
         self._sizes: Callable[[np.ndarray], np.ndarray] | None = None
 
     def bind(self, setup: Setup) -> None:
-        self._room = 2.0 ** -max(0, setup.most_clients.bit_length() - TERMS)
         if self.weighting == "samples":
             if setup.transport.own_data:
                 return  # the largest n_k is not known yet, so sums stay on the wide grid
@@ -49,17 +47,23 @@ class MeanAggregator(Aggregator):
 
     def new_extra_sum(self, round: Round) -> MeanSum:
         """The plain mean, for every ``weighting``."""
-        return MeanSum(by_samples=False, unit=self._room)
+        return MeanSum(by_samples=False, unit=_room(round))
 
     def _unit(self, round: Round) -> float:
         """The unit of the round's weights, which makes every weight at most 1."""
+        room = _room(round)
         if self.weighting == "uniform":
-            return self._room
+            return room
         if self._sizes is None:
-            return 2.0**-24
+            return room * 2.0**-24  # for clients of at most 2²⁴ samples
         # not by the largest client of all: the grid would be too coarse for small ones
         largest = int(self._sizes(round.cohort).max(initial=0))
-        return self._room * 2.0 ** -largest.bit_length()
+        return room * 2.0 ** -largest.bit_length()
+
+
+def _room(round: Round) -> float:
+    """The largest weight for which the sum over the round's cohort fits its grid."""
+    return 2.0 ** -max(0, len(round.cohort).bit_length() - TERMS)
 
 
 class MeanSum(Accumulator):

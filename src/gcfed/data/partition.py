@@ -185,9 +185,9 @@ class Dirichlet(Partitioner):
     class.
 
     Class after class, the draw is renormalised over the clients that have fewer than n/N samples.
-    Draws repeat until every client has ``min_size`` samples, at most ``max_tries`` times. If the
-    last draw fails too, the largest clients give random samples to those that have too few. Every
-    sample is assigned.
+    Draws repeat until every client has ``min_size`` samples, at most ``max_tries`` times, or until
+    one is far from it. If the last draw fails too, the largest clients give random samples to those
+    that have too few. Every sample is assigned.
     """
 
     least = "min_size"
@@ -199,8 +199,7 @@ class Dirichlet(Partitioner):
     def owners(self, labels: ndarray, num_clients: int, rng: Generator) -> ndarray:
         class_sizes = np.unique(labels, return_counts=True)[1]
         # If the number of short clients is Poisson with mean m, a draw succeeds with probability
-        # exp(−m). Far above ln(max_tries) all tries would fail, so the first draw is repaired at
-        # once.
+        # exp(−m). Far above ln(max_tries) all tries would fail, so such a draw is repaired at once.
         hopeless = 10 + 3 * np.log(self.max_tries)
         for _ in range(self.max_tries):
             counts_CN = self._draw(class_sizes, num_clients, rng)

@@ -92,13 +92,13 @@ def local_sgd(setup: Setup, *, momentum: bool = False) -> str:
     return ""
 
 
-def _weights_clients(setup: Setup) -> str:
+def _weights_equally(setup: Setup) -> str:
     """The aggregator does not weight clients by their numbers of samples."""
     weighting = getattr(setup.aggregator, "weighting", "uniform")
     return "" if weighting == "uniform" else "needs aggregator.weighting=uniform"
 
 
-uniform_weights = _need(_weights_clients)
+uniform_weights = _need(_weights_equally)
 
 
 @_need
@@ -112,7 +112,7 @@ def mean_aggregator(setup: Setup, *, uniform: bool = False) -> str:
     """The aggregator is a mean; with ``uniform``, the unweighted mean."""
     if not isinstance(setup.aggregator, MeanAggregator):
         return f"needs aggregator=mean, not {type(setup.aggregator).__name__}"
-    return _weights_clients(setup) if uniform else ""
+    return _weights_equally(setup) if uniform else ""
 
 
 @_need

@@ -355,9 +355,11 @@ class Gap(ServerMetric):
 
     def begin(self, download: Download, round: Round) -> None:
         self.partial = self.aggregator.new_sum(round)  # of the cohort
-        self.full = self.aggregator.new_sum(round)  # of all clients
+        clients = np.arange(round.num_clients)
+        everybody = replace(round, cohort=clients, versions=np.full_like(clients, round.index))
+        self.full = self.aggregator.new_sum(everybody)
         device = self.module.device
-        others = np.setdiff1d(np.arange(round.num_clients), round.cohort)
+        others = np.setdiff1d(clients, round.cohort)
         with torch.random.fork_rng([device] if device.type == "cuda" else []):
             for upload in self.transport.rehearse(download, others):
                 self.full.add(replace(upload, delta=self.params(upload.delta)))

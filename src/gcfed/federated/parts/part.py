@@ -234,11 +234,6 @@ class Setup:
         """
         return self.faults.used(self.sampler.per_round)
 
-    @property
-    def most_clients(self) -> int:
-        """The largest number of clients whose uploads a round uses."""
-        return self.faults.used(self.sampler.most)
-
     @functools.cached_property
     def names(self) -> list[str]:
         """The parameters that are trained, in order."""

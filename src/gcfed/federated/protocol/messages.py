@@ -1,7 +1,8 @@
 """The messages between the server and its clients. Nothing else passes between them.
 
-The size of a message is the size of its tensors. Ids, numbers of samples and steps, and the round's
-index travel with them and are not counted. Notes for measurements exist in simulations, and are not
+The size of a message is the size of its tensors. Single numbers (ids, the round's index, the
+learning rate, a client's loss, its numbers of samples and steps) travel with them and are not
+counted. Notes for measurements exist in simulations, and are not
 counted either.
 """
 

@@ -25,6 +25,7 @@ class LocalStep:
         training: the clients' tensors, batches and optimizer.
         data: has the samples of the batches.
         hooks: what methods do in a step.
+        objective: what the clients minimise.
         clip_norm: bound on the norm of each client's gradient; None: no clipping.
     """
 

@@ -55,7 +55,7 @@ class LocalSolver:
             memory.
         graphs: on a GPU, record local steps as CUDA graphs if the methods and the network allow it.
         accumulate: number of parts in which a mini-batch passes through the network: less memory,
-            the same gradient.
+            the same gradient, except for batch statistics and dropout.
 
     Raises SettingError for a setting out of its range, or an optimizer that is not elementwise.
     """
@@ -195,7 +195,7 @@ class LocalSolver:
         """Trains the clients of a stack on all batches of its plan; ``lr`` is η_l.
 
         Returns:
-            Each client's mean task loss over all its samples in all steps, ``[K]`` on the device.
+            Each client's mean task loss over its real labels in all steps, ``[K]`` on the device.
         """
         set_lr(training.optimizer, lr)
         step = LocalStep(
