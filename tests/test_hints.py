@@ -238,27 +238,27 @@ def said(*words, command="train"):
 @pytest.mark.parametrize(
     ("flags", "keys"),
     [
-        (["--epochs", "3"], "client.epochs=…"),
-        (["--batch-size=32"], "client.batch_size=…"),
-        (["--lr", "0.1", "-m"], "client.optimizer.lr=… or server.lr=…"),
+        (["--epochs", "3"], "client.epochs=3"),
+        (["--batch-size=32"], "client.batch_size=32"),
+        (["--lr", "0.1", "-m"], "client.optimizer.lr=0.1 or server.lr=0.1"),
         (["--rounds"], "rounds=…"),
         (["--rounds", "-m"], "rounds=…"),
     ],
 )
 def test_the_error_of_a_setting_with_dashes_suggests_the_key(flags, keys):
-    start = f"{flags[0]}: a setting is written key=value, and --help shows all"
-    assert said(*flags) == f"{start}: did you mean {keys}?"
+    assert said(*flags) == f"{flags[0]}: a setting has no dashes: did you mean {keys}?"
 
 
 @pytest.mark.parametrize(
     ("command", "words", "sentence"),
     [
-        ("train", ["help"], "help: a setting is written key=value, and --help shows all."),
-        ("train", ["scaffold"], ": did you mean algorithm=scaffold?"),
-        ("train", ["rounds"], "shows all: did you mean rounds=…?"),
-        ("train", ["round"], "shows all: did you mean rounds=…?"),
-        ("train", ["-m", "seed=1", "2"], "2: a setting is written key=value, "),
-        ("report", ["logs"], "logs: a setting is written key=value, "),
+        ("train", ["help"], "help: a setting is written key=value, and --help shows all settings."),
+        ("train", ["scaffold"], "scaffold: did you mean algorithm=scaffold?"),
+        ("train", ["rounds"], "shows all settings: did you mean rounds=…?"),
+        ("train", ["round"], "shows all settings: did you mean rounds=…?"),
+        ("train", ["-m", "seed=1", "2"], "separated by commas, without spaces: seed=1,2."),
+        ("report", ["logs"], "logs: name the folders of runs as in 'roots=[logs]'."),
+        ("eval", ["a/last.ckpt"], "name the checkpoint as in ckpt_path=a/last.ckpt."),
     ],
 )
 def test_a_bare_word_is_refused_with_what_to_type(command, words, sentence):

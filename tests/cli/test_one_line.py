@@ -31,8 +31,8 @@ SMALL = (
 # Words → a part of the line: a key, or the model, task or data.
 WRONG = {
     "help": "help",
-    "--lr 0.1": "client.optimizer.lr=",
-    "-m seed=1 2": "2: a setting is written key=value",
+    "--lr 0.1": "client.optimizer.lr=0.1",
+    "-m seed=1 2": "seed=1,2",
     "dataset=cifar10": "data=cifar10",
     "data.label_noise=0.2": "data.label_noise=[0.4,0.5]",
     "gcc=local": "gc=local",

@@ -16,15 +16,25 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override, Quote, QuotedString
 from omegaconf import DictConfig
 
-from gcfed.utils.hints import COMPOSING_ERRORS, explained, unknown_option
+from gcfed.utils.hints import (
+    COMPOSING_ERRORS,
+    bare_word,
+    explained,
+    unknown_option,
+    with_dashes,
+)
 from gcfed.utils.home import expand_home
 from gcfed.utils.idle import refuse_idle, why_without_effect
-from gcfed.utils.keys import GROUPS, OPTIONAL_GROUPS, keys_to_type, options_of, overrides_choosing
-from gcfed.utils.near import did_you_mean, suggestion
+from gcfed.utils.keys import GROUPS, OPTIONAL_GROUPS, keys_to_type, options_of
 from gcfed.utils.refusal import MissingFile, Refusal
 from gcfed.utils.resolvers import CONFIGS
 
 TRAIN = CONFIGS / "train.yaml"
+#: What a bare word after a command probably names → what to type.
+OBJECTS = {
+    "report": "name the folders of runs as in 'roots=[{}]'.",
+    "eval": "name the checkpoint as in ckpt_path={}.",
+}
 SEARCH = re.compile(r"\+?(hparams_search|hydra/sweeper)=(?!\[\]$)")
 SEARCHPATH = "hydra.searchpath"  # further folders of config files
 #: A path in the home folder, alone, in quotes or in a list.
@@ -46,7 +56,7 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     """Raises Refusal for words of the command line that are no overrides and no flags of Hydra.
 
     Args:
-        typed: all words.
+        typed: all words, in their order.
         path: the config file of the command.
     """
     flags = [word for word in typed if not is_override(word)]
@@ -54,12 +64,19 @@ def refuse_words(typed: Sequence[str], path: Path) -> None:
     for name, value in vars(known).items():
         if value == "":
             raise Refusal(f"--{name.replace('_', '-')} has no value.")
-    for word in (*unknown, *known.overrides):
-        name = word.lstrip("-").partition("=")[0].replace("-", "_")
-        hint = did_you_mean(overrides_choosing(name))
-        if hint == ".":
-            hint = suggestion(name, keys_to_type(_new_config((), path)), after="=…")
-        raise Refusal(f"{word}: a setting is written key=value, and --help shows all{hint}")
+    if unknown:
+        behind = flags[flags.index(unknown[0]) + 1 :]
+        raise Refusal(with_dashes(unknown[0], behind, keys_to_type(_new_config((), path))))
+    for word in known.overrides:
+        before = typed[typed.index(word) - 1] if known.multirun else ""
+        if is_override(before):
+            raise Refusal(
+                f"{word}: the values of a sweep are separated by commas, without spaces:"
+                f" {before},{word}."
+            )
+        if path.stem in OBJECTS:
+            raise Refusal(f"{word}: {OBJECTS[path.stem].format(word)}")
+        raise Refusal(bare_word(word, keys_to_type(_new_config((), path))))
 
 
 def shorthand(overrides: Iterable[str]) -> list[str]:

@@ -84,3 +84,26 @@ def unknown_option(group: str, option: str, known: Sequence[str]) -> str:
     if group in TARGETS and DOTTED_NAME.fullmatch(option):
         hint = f": did you mean {TARGETS[group]}={option}?"
     return f"{group}={option}: there is no such option{hint} {listed}"
+
+
+def with_dashes(flag: str, behind: Sequence[str], known: Sequence[str]) -> str:
+    """The message about a setting that is written like a flag, such as ``--epochs 3``.
+
+    Args:
+        behind: the words that follow it and are no overrides.
+        known: all keys.
+    """
+    key, _, value = flag.lstrip("-").partition("=")
+    if not value and behind and not behind[0].startswith("-"):
+        value = behind[0]
+    hint = suggestion(key.replace("-", "_"), known, after=f"={value or '…'}")
+    return f"{flag}: a setting has no dashes{hint}"
+
+
+def bare_word(word: str, known: Sequence[str]) -> str:
+    """The message about a word without ``=``. ``known``: all keys."""
+    choices = overrides_choosing(word)
+    if choices:
+        return f"{word}{did_you_mean(choices)}"
+    hint = suggestion(word, known, after="=…")
+    return f"{word}: a setting is written key=value, and --help shows all settings{hint}"
