@@ -58,7 +58,7 @@ def table8(number):
 
 
 def table8_of_100_rounds(name):
-    cells = row("gcfed-table8.md", 6, name)[:3]
+    cells = row("gcfed-table8.md", 6, name)[:4]
     return np.array([numbers(cell)[0] for cell in cells if cell])
 
 
