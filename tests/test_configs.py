@@ -22,7 +22,7 @@ from gcfed.participation.sampling import DynamicPopulation, number_of_clients
 from gcfed.utils.compose import composed, shorthand
 from gcfed.utils.instantiate import build, build_all
 from gcfed.utils.keys import GROUPS, OPTIONAL_GROUPS
-from gcfed.utils.resolvers import CONFIGS, ROOT
+from gcfed.utils.resolvers import CONFIGS, ROOT, VERSION_BASE
 
 # Data sets that no experiment uses, and the options that they need instead of the defaults.
 OWN = ["model=cnn", "data.num_classes=3", "data.input_shape=[1,8,8]"]
@@ -42,7 +42,7 @@ def test_any_choice_of_files_is_composed_as_by_hydra(draw):
     rng = random.Random(draw)
     groups = rng.sample([group for group in GROUPS if options(group)], rng.randint(1, 9))
     words = [f"{group}={rng.choice(options(group))}" for group in groups]
-    with initialize_config_dir(str(CONFIGS.resolve()), version_base=None):
+    with initialize_config_dir(str(CONFIGS.resolve()), **VERSION_BASE):
         expected = compose("train", words)
     found = composed(words)
     assert OmegaConf.to_yaml(found) == OmegaConf.to_yaml(expected)

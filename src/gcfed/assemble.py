@@ -248,10 +248,11 @@ def _refuse_client_callbacks(callbacks: Sequence[Callback]) -> None:
     """Raises Refusal for callbacks that take part in training: separate clients have methods and
     metrics only.
     """
-    for callback in filter(_takes_part, callbacks):
+    taking_part = [type(callback).__name__ for callback in callbacks if _takes_part(callback)]
+    if taking_part:
         raise Refusal(
-            f"callbacks: {type(callback).__name__} takes part in local training, and clients"
-            " have no callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."
+            f"callbacks: {taking_part[0]} takes part in local training, and clients have no"
+            " callbacks: make it a ClientPart, under methods (docs/add-a-method.md)."
         )
 
 

@@ -81,7 +81,7 @@ def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
     from gcfed.utils.compose import is_override, refuse_words, shorthand
     from gcfed.utils.hints import COMPOSING_ERRORS, explained
     from gcfed.utils.refusal import Refusal
-    from gcfed.utils.resolvers import CONFIGS
+    from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
     # OpenMP's threads wait for microseconds only: a round beside a busy program then takes 0.28 s
     # instead of 0.58 s.
@@ -104,7 +104,7 @@ def _compose_and_call(name: str, command: Command, words: list[str]) -> None:
         refuse_words(words, path)
         # Hydra's parser refuses an override behind -m if another one stands before it
         sys.argv[1:] = overrides + flags
-        compose = hydra.main(config_path=str(path.parent), config_name=path.stem, version_base=None)
+        compose = hydra.main(config_path=str(path.parent), config_name=path.stem, **VERSION_BASE)
         compose(partial(_guarded, command))()
     except COMPOSING_ERRORS as error:
         raise Refusal(explained(error)) from None

@@ -27,7 +27,7 @@ from gcfed.utils.home import expand_home
 from gcfed.utils.idle import refuse_idle, why_without_effect
 from gcfed.utils.keys import GROUPS, OPTIONAL_GROUPS, keys_to_type, options_of
 from gcfed.utils.refusal import MissingFile, Refusal
-from gcfed.utils.resolvers import CONFIGS
+from gcfed.utils.resolvers import CONFIGS, VERSION_BASE
 
 TRAIN = CONFIGS / "train.yaml"
 #: What a bare word after a command probably names → what to type.
@@ -221,7 +221,7 @@ def _initialized(folder: Path) -> Iterator[None]:
     command = hydra.hydra
     hydra.hydra = None
     try:
-        with initialize_config_dir(str(folder.resolve()), version_base=None):
+        with initialize_config_dir(str(folder.resolve()), **VERSION_BASE):
             yield
     finally:
         hydra.hydra = command

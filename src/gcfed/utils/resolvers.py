@@ -1,8 +1,11 @@
 """OmegaConf resolvers of the configs, and the folders of the configs and the project."""
 
+from collections.abc import Callable
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+from hydra import __version__ as hydra_version
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
@@ -91,7 +94,29 @@ def sweep_name() -> str | None:
     return Path(HydraConfig.get().sweep.dir).name
 
 
-register = OmegaConf.register_new_resolver
+def _registering() -> Callable[..., None]:
+    """OmegaConf's function that registers a resolver. Version 2.4 gives it the name of an older
+    function, which cannot replace a resolver.
+    """
+    renamed: Callable[..., None] = OmegaConf.register_resolver
+    if "replace" in signature(renamed).parameters:
+        return renamed
+    return OmegaConf.register_new_resolver
+
+
+def base_of(version: str) -> dict[str, Any]:
+    """The argument ``version_base`` of Hydra's functions for the behaviour of this version of
+    Hydra: 1.3 needs it, and 1.4 warns of it.
+    """
+    major, minor = version.split(".")[:2]
+    needs_base = (int(major), int(minor)) < (1, 4)
+    return {"version_base": None} if needs_base else {}
+
+
+#: Arguments of ``hydra.main`` and ``initialize_config_dir``.
+VERSION_BASE = base_of(hydra_version)
+
+register = _registering()
 register("all_devices", all_devices, replace=True)
 register("basename", lambda path: Path(path).name, replace=True)
 register("class_name", lambda target: str(target).rpartition(".")[2], replace=True)

@@ -305,23 +305,21 @@ class ClientRound:
 
     def _keep(self, upload: Upload, states: Mapping[ClientPart, ClientStates]) -> None:
         """Writes the new states of the clients whose upload is finite."""
-        sent = SentUploads(upload.clients, upload.finite)
-        for part in self.program.parts:
-            self._write(part, sent, part.keep(upload, states[part], self.download))
-        if self.program.reply_parts:
-            self.sent.append(sent)
+        program = self.program
+        download = self.download
+        for part in program.parts:
+            for name, values in (part.keep(upload, states[part], download) or {}).items():
+                # An edited state has left out the other clients itself.
+                finite = None if isinstance(values, EditedState) else upload.finite
+                part.stores.write(name, upload.clients, values, download.round_index, finite)
+        if program.reply_parts:
+            self.sent.append(SentUploads(upload.clients, upload.finite))
 
     def reply(self, reply: Mapping[str, Params]) -> None:
         """Hands the server's reply to the clients that have uploaded in this round."""
         for part in self.program.reply_parts:
-            for sent in self.sent:
-                states = self._states(part, sent.clients)
-                self._write(part, sent, part.on_reply(reply, states, self.download))
-
-    def _write(
-        self, part: ClientPart, sent: SentUploads, states: Mapping[str, Params] | None
-    ) -> None:
-        """Writes a part's new states of these clients, if their upload is finite."""
-        for name, values in (states or {}).items():
-            finite = None if isinstance(values, EditedState) else sent.finite
-            part.stores.write(name, sent.clients, values, self.download.round_index, finite)
+            for clients, finite in self.sent:
+                states = self._states(part, clients)
+                new_states = part.on_reply(reply, states, self.download) or {}
+                for name, values in new_states.items():
+                    part.stores.write(name, clients, values, self.download.round_index, finite)

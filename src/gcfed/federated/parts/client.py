@@ -25,9 +25,9 @@ class ClientPart(Part):
 
     It sees downloads, its clients' data and their states, and nothing of the server.
 
-    Every hook does nothing by default. The hooks are called in the order below. The last
-    two say before clients train what they will send. Those from
-    ``before_step`` to ``after_step`` are called in each local step of a stack of K clients.
+    Every hook does nothing by default. They are called in the order below, except for the last two:
+    before clients train, these say what clients will send. Those from ``before_step`` to
+    ``after_step`` are called in each local step of a stack of K clients.
     Lightning's ``on_after_backward`` comes before ``after_step``. It finds the gradients, ``[n,
     *shape]``, in the stack, ``pl_module.clients``. Finished clients have no row there: n ≤ K, and
     client i is row i. Tensors are on the device, in the model's type and memory format.

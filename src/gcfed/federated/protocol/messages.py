@@ -2,8 +2,7 @@
 
 The size of a message is the size of its tensors. Single numbers (ids, the round's index, the
 learning rate, a client's loss, its numbers of samples and steps) travel with them and are not
-counted. Notes for measurements exist in simulations, and are not
-counted either.
+counted. Notes for measurements exist in simulations, and are not counted either.
 """
 
 from __future__ import annotations
