@@ -39,7 +39,19 @@ GOOD = Split(X, Y)
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (
+            lambda: Split(X.astype(float), Y),
+            r"must be .*\(x \* 255\)\.round\(\)\.astype\('uint8'\) makes images",
+        ),
+        (
+            lambda: Split(X.astype(float) + np.arange(3)[:, None, None, None] - 1, Y),
+            r"not float64 .*: \(\(x - x\.min\(\)\) \* \(255 / .* makes images of normalised values",
+        ),
         (lambda: Split(np.full((3, 1, 2, 2), -1.0), Y), r"or floats \[n, d\], not float64 .*\]$"),
+        (
+            lambda: Split(np.ones((3, 2), np.int64), Y),
+            r"int64 \[3, 2\]: x\.astype\('float32'\) makes a table of numbers",
+        ),
         (lambda: Split(X[:, 0], Y), "must be"),
         (lambda: Split(X, Y.astype(np.int32)), "must be"),
         (lambda: Split(TOKENS, LABELS[:, :4]), "must be"),

@@ -91,7 +91,7 @@ def test_files_that_are_no_images_are_counted_by_reason(tmp_path, caplog):
 
 
 def test_what_the_arrays_lack_is_counted_in_each_run(tmp_path, caplog):
-    """Alpha channels and later frames; an opaque alpha channel is no loss."""
+    """Alpha channels, later frames and the lower bits of 16; an opaque alpha channel is no loss."""
     picture = Image.new("RGB", (6, 5), (9, 90, 0))
     for name in ("rose", "tulip"):
         folder = tmp_path / "f" / name
@@ -102,6 +102,7 @@ def test_what_the_arrays_lack_is_counted_in_each_run(tmp_path, caplog):
     frames = {"save_all": True, "append_images": [Image.new("RGB", (6, 5))]}
     for suffix in ("gif", "webp", "tiff", "png"):
         picture.save(tmp_path / f"f/tulip/frames.{suffix}", **frames)
+    (tmp_path / "f/rose/deep.ppm").write_bytes(b"P6 6 5 65535\n" + bytes(6 * 5 * 6))
     for _ in range(2):  # decoded, then from the cache
         caplog.clear()
         image_folder(str(tmp_path / "f"), str(tmp_path), test=0.2)
@@ -109,7 +110,11 @@ def test_what_the_arrays_lack_is_counted_in_each_run(tmp_path, caplog):
         counts = {}
         for count, loss in re.findall(r"images of \w+: (\d+) (are transparent|have [\w ]+),", text):
             counts[loss] = counts.get(loss, 0) + int(count)
-        assert counts == {"are transparent": 1, "have several frames": 4}
+        assert counts == {
+            "are transparent": 1,
+            "have several frames": 4,
+            "have 16 bits a channel": 1,
+        }
         assert "opaque" not in text
 
 
@@ -121,6 +126,7 @@ def test_classes_and_clients_are_named(tmp_path, caplog):
     text = "\n".join(caplog.messages)
     assert "f: 4 classes: Tulip, lily, rose, tulip\n" in text
     assert text.endswith("f: 2 clients: bob, zoe")
+    assert "1 of the classes nearly equal another one, such as 'Tulip' and 'tulip'" in text
 
 
 def test_images_are_turned_upright_and_converted_to_rgb(tmp_path):

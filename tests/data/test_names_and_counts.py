@@ -1,5 +1,5 @@
-"""Properties of all readers: texts that differ are different classes and clients, and each row is
-read or counted in the log; so is each entry of a folder of tables or images.
+"""Properties of all readers: texts that differ are different classes and clients, and each entry
+and each row is read or counted in the log.
 """
 
 import gzip
@@ -353,9 +353,30 @@ def images_of_clients(folder):
     return place, 4
 
 
+def leaf_files(folder):
+    as_leaf_users(folder, ["a", "b"])
+    place = folder / "femnist/data"
+    litter(place / "train")
+    (place / "README").write_text("")
+    femnist(str(folder))
+    return place, 2
+
+
+def hub_files(folder):
+    datasets = pytest.importorskip("datasets")
+    rows = datasets.Dataset.from_dict({"text": [*"abcdefgh"], "label": [0, 1] * 4})
+    splits = datasets.DatasetDict(dict.fromkeys(("train", "test", "validation"), rows))
+    splits.save_to_disk(folder / "mine")
+    litter(folder / "mine")
+    dataset = huggingface(str(folder / "mine"), str(folder), length=1)
+    assert len(dataset.train) == 8
+    assert len(dataset.test) == 8
+    return folder / "mine", 2 + 1 + 3 * 2  # two of three tables, and the descriptions of all
+
+
 @pytest.mark.parametrize(
     "make",
-    [a_table_per_client, images_of_classes, images_of_clients],
+    [a_table_per_client, images_of_classes, images_of_clients, leaf_files, hub_files],
 )
 def test_each_entry_of_a_folder_is_read_or_counted(tmp_path, caplog, make):
     place, read = make(tmp_path)

@@ -162,7 +162,7 @@ def test_columns_of_pandas_are_arrays():
         ((IMAGES, CLASSES), r'gives a tuple: make it a dict of arrays x and y: {"x": x, "y": y}'),
         (
             {"x": IMAGES / 255, "y": CLASSES},
-            r"samples must be images, uint8 .* not float64",
+            r"samples must be images, uint8 .* not float64 .*\(x \* 255\)\.round",
         ),
         ({"x": [[1.0], [1.0, 2.0]], "y": [0, 1]}, "inhomogeneous"),
         ({"x": np.array([[{}, 1]] * N), "y": CLASSES}, "x holds objects that are no numbers"),

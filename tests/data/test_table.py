@@ -150,26 +150,60 @@ def messages_of(caplog, content, **options):
 
 
 def test_columns_that_become_something_else_are_named(tmp_path, caplog):
-    """Numbers with a missing value, categories that only test rows have, and all others."""
+    """Numbers with a missing value, ids, categories that only test rows have, and all others."""
     rows = [(i, "?" if i == 9 else i % 7, "ab"[i % 2]) for i in range(30)]
     text = messages_of(caplog, write(tmp_path / "x.csv", rows, "id,size,y"), target="y")
+    assert "column id: all whole numbers are different, as in a column of ids" in text
+    assert "data.ignore=[id] leaves it out" in text
     assert "column size: 1 of its 8 values are no numbers (?), so that all are categories" in text
     assert re.search(r"column size becomes [78] columns of 0 and 1: 0, 1, 2, 3, 4, …", text)
     again = messages_of(caplog, str(tmp_path / "x.csv"), target="y", categorical=["id", "size"])
+    assert "different" not in again
     assert "no numbers" not in again
     for name, kinds in (("a", "xy"), ("test", "xz")):
         rows = [(i, kinds[i % 2], i % 2) for i in range(30)]
         write(tmp_path / "s" / f"{name}.csv", rows, "id,kind,y")
     text = messages_of(caplog, str(tmp_path / "s"), target="y")
+    assert "column id: all whole numbers are different" in text  # in each file
     assert "column kind becomes 2 columns of 0 and 1: x, y" in text
     assert "column kind: 1 texts, such as 'z', are in test rows only" in text
 
 
-def test_texts_of_one_number_are_different_classes(tmp_path, caplog):
+@pytest.mark.parametrize(
+    ("form", "warned"),
+    [
+        ('"{},000"', True),
+        ("{} %", True),
+        ("${}", True),
+        ("−{}", True),
+        ("1{}-20", False),
+        ("2024-01-0{}", False),
+        ("type {}", False),
+        ("0{}", False),
+    ],
+)
+def test_numbers_in_another_notation_are_named(tmp_path, caplog, form, warned):
+    rows = [(i / 3, form.format(i % 4), i % 2) for i in range(30)]
+    text = messages_of(caplog, write(tmp_path / "x.csv", rows, "a,size,y"), target="y")
+    assert ("column size: 4 of its 4 values are no numbers" in text) == warned
+    assert "column size becomes 4 columns" in text
+
+
+@pytest.mark.parametrize("use", [{"target": "kind", "ignore": ["y"]}, {"target": "y"}])
+def test_a_nul_character_is_refused(tmp_path, use):
+    """NumPy drops it at the end of a text, so that two texts would be one."""
+    rows = [(i / 3, ("a", "a\0")[i % 2], i % 2) for i in range(30)]
+    path = write(tmp_path / "x.csv", rows, "a,kind,y")
+    with refuses(r"^column kind holds a NUL character: write the file again"):
+        csv(path, **use)
+
+
+def test_texts_of_one_number_are_different_classes_with_a_warning(tmp_path, caplog):
     rows = [(i / 2, ("1", "1.0", "2")[i % 3]) for i in range(30)]
     path = write(tmp_path / "x.csv", rows, "a,y")
     text = messages_of(caplog, path, target="y")
     assert "x.csv: 3 classes: 1, 1.0, 2" in text
+    assert "1 of the classes nearly equal another one, such as '1' and '1.0'" in text
     rows = [(i / 2, 12 - i % 12) for i in range(36)]
     numbers = csv(write(tmp_path / "y.csv", rows, "a,y"), target="y")
     assert numbers.class_names == tuple(map(str, range(1, 13)))  # 2 comes before 10
@@ -240,6 +274,7 @@ def test_invalid_settings_are_named(tmp_path, options, words):
         # pandas would read the second as a feature b.1
         (b"age,b,b\n1,2,3\n", r"two of one name: age, b, b: "),
         (b"", r"a\.csv cannot be read as a CSV file: No columns"),
+        (b"PK\x03\x04...", r"a\.csv is an Excel file: save it as CSV"),
     ],
 )
 def test_invalid_files_are_named(tmp_path, content, words):

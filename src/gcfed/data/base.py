@@ -50,7 +50,7 @@ class Split:
                 "images, uint8 [n, C, H, W] of 0 … 255, tokens, uint8 or int32 [n, T], or floats"
                 " [n, d]"
             )
-            raise Refusal(_refusal("samples", wanted, self.x))
+            raise Refusal(_refusal("samples", wanted, self.x, sample_fix(self.x)))
         _require_finite("samples", self.x)
 
     def _check_labels(self) -> None:
@@ -157,6 +157,28 @@ def _require_finite(name: str, values: ndarray) -> None:
     count = np.count_nonzero(~np.isfinite(values))
     if count:
         raise Refusal(f"{name} must be finite numbers; {count} are NaN or infinite")
+
+
+def sample_fix(x: ndarray) -> str:
+    """The code that converts these samples to images, tokens or vectors, for an error."""
+    if x.ndim == 2 and x.dtype.kind in "iu":
+        return ": x.astype('float32') makes a table of numbers, x.astype('int32') makes tokens"
+    if x.ndim == 2 and x.dtype.kind in "bf":
+        return ": x.astype('float32') makes a table of numbers"
+    if x.ndim not in (3, 4) or x.dtype.kind not in "iufb" or x.size == 0:
+        return ""
+    low = x.min()
+    high = x.max()
+    if x.dtype == np.uint8:
+        return ": x[:, None] makes images of one channel"
+    if low >= 0 and high <= 1:
+        return ": (x * 255).round().astype('uint8') makes images"
+    if low >= 0 and high <= 255:
+        return ": x.round().astype('uint8') makes images"
+    if not np.isfinite([low, high]).all() or low == high:
+        return ""
+    stretched = "(x - x.min()) * (255 / (x.max() - x.min()))"
+    return f": ({stretched}).round().astype('uint8') makes images of normalised values"
 
 
 def label_fix(y: ndarray) -> str:

@@ -17,6 +17,13 @@ from gcfed.utils.refusal import MissingFile, Refusal, message_of
 log = getLogger(__name__)
 FILE_NAME = re.compile(r"(?P<name>.+)\.csv(\.(bz2|gz|xz|zip))?", re.IGNORECASE)
 
+#: The first bytes of files that people take for CSV files → their kind.
+OTHER_KINDS = {
+    b"PK\x03\x04": "an Excel",
+    b"\xd0\xcf\x11\xe0": "an Excel",
+    b"PAR1": "a Parquet",
+}
+
 
 @dataclass(frozen=True)
 class Form:
@@ -32,11 +39,13 @@ class Cells:
     """All rows, as text.
 
     rows: the cells, without spaces around them; NaN for empty ones.
+    files: the name of each row's file, [n].
     is_test: which rows are the test split, bool [n].
     clients: the name of each row's file, if each file is a client, [n].
     """
 
     rows: DataFrame
+    files: np.ndarray
     is_test: np.ndarray
     clients: np.ndarray | None
 
@@ -51,6 +60,7 @@ def read_cells(path: str | None, form: Form) -> Cells:
     tables: list[DataFrame] = []
     first = next(iter(files.values()))
     for file in files.values():
+        _refuse_other_kinds(file)
         try:
             table = _texts(file, form)
             tables.append(table)
@@ -71,7 +81,15 @@ def read_cells(path: str | None, form: Form) -> Cells:
         )
     several = len(files) - is_test.any() > 1
     rows = pd.concat(tables, ignore_index=True)
-    return Cells(rows, is_test, names if several else None)
+    return Cells(rows, names, is_test, names if several else None)
+
+
+def _refuse_other_kinds(file: Path) -> None:
+    """Raises Refusal for a spreadsheet and the like, by the first bytes."""
+    with file.open("rb") as opened:
+        first = opened.read(4)
+    if first in OTHER_KINDS and not file.name.lower().endswith(".zip"):
+        raise Refusal(f"{file} is {OTHER_KINDS[first]} file: save it as CSV.")
 
 
 def _files(path: str | None) -> tuple[dict[str, Path], str | None]:

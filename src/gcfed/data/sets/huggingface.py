@@ -16,7 +16,7 @@ from PIL import Image
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cache_name, cached
-from gcfed.data.sets.files import TESTS, Note, hash_files, listing
+from gcfed.data.sets.files import TESTS, Note, entries, hash_files, listing, note_unread, why_unread
 from gcfed.data.sets.images import Side
 from gcfed.data.sets.own import from_arrays, require_columns
 from gcfed.data.sets.pixels import Picture, decode, open_image
@@ -27,6 +27,8 @@ from gcfed.utils.refusal import Refusal, message_of
 
 if TYPE_CHECKING:
     from datasets import Dataset
+
+METADATA = ("dataset_dict.json", "dataset_info.json", "state.json")
 
 
 def huggingface(name: str | None, data_dir: str, **settings: Any) -> FederatedDataset:
@@ -191,7 +193,7 @@ def _note_left(
     columns: _Columns,
     keep: SplitWriter,
 ) -> None:
-    """Notes the splits and the columns that are not read."""
+    """Notes the splits, the columns and the files that are not read."""
     for split, rows in splits.items():
         if split not in used:
             chosen = " and ".join(used)
@@ -203,6 +205,18 @@ def _note_left(
     others = [column for column in splits["train"].features if column not in read]
     if others:
         keep.note(logging.INFO, f"{request.key}: columns that are not read: {listing(others)}")
+    folder = Path(request.name).resolve()
+    if not folder.is_dir():
+        return
+    arrow = {Path(file["filename"]) for split in used for file in splits[split].cache_files}
+    why_left = {}
+    for path in entries(folder):
+        if path in arrow or path.name in METADATA:
+            continue
+        split = path.relative_to(folder).parts[0]
+        reason = f"of the split {split}" if split in splits else "not part of the data set"
+        why_left[path] = why_unread(path, folder) or reason
+    note_unread(folder, why_left, keep.note)
 
 
 def _refuse_outside(folder: Path, path: str, what: str) -> None:

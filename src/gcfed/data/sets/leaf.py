@@ -17,7 +17,7 @@ from PIL.Image import Resampling
 
 from gcfed.data.base import FederatedDataset
 from gcfed.data.sets.cache import SplitWriter, cached
-from gcfed.data.sets.files import count_files, hash_files, listing
+from gcfed.data.sets.files import count_files, entries, hash_files, listing, note_unread, why_unread
 from gcfed.data.sets.names import announce, number_names
 from gcfed.data.sets.pixels import decode, pictures_of
 from gcfed.data.sets.text import ALPHABET, LENGTH, PAD, encode
@@ -109,6 +109,7 @@ def _leaf(
         names = [user.name for users in parts.values() for user in users]
         group_n, clients = number_names(np.array(names), f"data set {name}: a user")
         announce(f"data set {name}", "clients", clients, keep.note)
+        read_files = {path for paths in files.values() for path in paths}
         start = 0
         for part, users in parts.items():
             xs = [user.x for user in users]
@@ -116,6 +117,7 @@ def _leaf(
             x: Iterable[ndarray] = xs
             if name == "celeba":
                 faces = [root / FACES / file for file in np.concatenate(xs).tolist()]
+                read_files.update(faces)
                 x = decode(
                     pictures_of(faces),
                     f"CelebA {part}",
@@ -126,6 +128,7 @@ def _leaf(
             groups = group_n[start : start + len(users)]
             start += len(users)
             keep(part, x, np.concatenate(ys), np.repeat(groups, [*map(len, ys)]))
+        _note_left(root, read_files, keep)
         return len(classes), classes
 
     every = [*files["train"], *files["test"]]
@@ -140,6 +143,23 @@ def _leaf(
 def _json_files(folder: Path) -> list[Path]:
     files = sorted(folder.glob("[!.]*"))
     return [path for path in files if path.is_file() and path.suffix.lower() == ".json"]
+
+
+def _note_left(root: Path, read: set[Path], keep: SplitWriter) -> None:
+    """Notes the entries of the folder that are not read. Folders of LEAF's intermediate results
+    count as one entry.
+    """
+    folders = {path.relative_to(root).parts[0] for path in read}
+    why_left = {}
+    for place in sorted(root.iterdir()):
+        if place.name not in folders:
+            why_left[place] = "beside the folders of samples"
+            continue
+        for path in entries(place):
+            if path not in read:
+                other = "neither a JSON file of a split nor a user's face"
+                why_left[path] = why_unread(path, root) or other
+    note_unread(root, why_left, keep.note)
 
 
 class _User(NamedTuple):

@@ -1,8 +1,10 @@
 """Names of classes, clients and categories. They are texts, also if they look like numbers."""
 
 import logging
+import re
 import unicodedata
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
@@ -10,6 +12,7 @@ from gcfed.data.sets.files import Note, listing
 from gcfed.utils.refusal import Refusal
 
 log = logging.getLogger(__name__)
+_NUMBER = re.compile(r"[+-]?[0-9]{1,99}(\.[0-9]{0,99})?")
 
 
 def clean(text: str) -> str:
@@ -37,10 +40,33 @@ def number_names(values_n: np.ndarray, what: str = "a name") -> tuple[np.ndarray
 
 
 def announce(place: str, kind: str, names: Sequence[str], note: Note = log.log) -> None:
-    """Logs how many names there are and the first of them.
+    """Logs how many names there are and the first of them, and warns of names that are nearly
+    equal.
 
     Args:
         place: the file or folder.
         kind: ``classes`` or ``clients``.
     """
     note(logging.INFO, f"{place}: {len(names)} {kind}: {listing(names)}")
+    pairs = nearly_equal(names)
+    if pairs:
+        one, other = pairs[0]
+        what = f"{len(pairs)} of the {kind} nearly equal another one"
+        note(logging.WARNING, f"{place}: {what}, such as {one!r} and {other!r}: they stay apart")
+
+
+def nearly_equal(names: Sequence[str]) -> list[tuple[str, str]]:
+    """Pairs of names that differ only in upper case, in spaces, or in how a number is written."""
+    first: dict[str, str] = {}
+    pairs = []
+    for name in names:
+        earlier = first.setdefault(_likeness(name), name)
+        if earlier != name:
+            pairs.append((earlier, name))
+    return pairs
+
+
+def _likeness(name: str) -> str:
+    if _NUMBER.fullmatch(name):
+        return str(Fraction(name))
+    return " ".join(unicodedata.normalize("NFKC", name).casefold().split())

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image, ImageOps
@@ -50,8 +50,8 @@ def decode(
 ) -> Iterator[np.ndarray]:
     """Yields each image as uint8 [1, C, H, W] and shows a progress bar with the title ``what``.
 
-    Images are turned upright by their EXIF data. Transparency and all frames but the first are
-    dropped; ``note`` gets the number of such images.
+    Images are turned upright by their EXIF data. Transparency, all frames but the first, and the
+    lower 8 of 16 bits are dropped; ``note`` gets the number of such images.
 
     Args:
         size: side of the square to which images are resized by ``resampling``; None: all must have
@@ -67,8 +67,8 @@ def decode(
     for name, open_picture in tqdm(pictures, desc=what, unit="image", disable=None):
         try:
             source = open_picture()
-            if getattr(source, "is_animated", False):
-                dropped["have several frames, and only the first is read"].append(name)
+            for loss in _losses(source):
+                dropped[loss].append(name)
             image = ImageOps.exif_transpose(source)
             if _is_transparent(image):
                 dropped["are transparent, and their transparency is dropped"].append(name)
@@ -97,6 +97,20 @@ def decode(
 def _sides(size: tuple[int, int]) -> str:
     width, height = size
     return f"{width}×{height}"
+
+
+def _losses(image: Image.Image) -> Iterator[str]:
+    """What the array of an image that is not yet decoded will lack."""
+    if getattr(image, "is_animated", False):
+        yield "have several frames, and only the first is read"
+    if any(map(_has_16_bits, getattr(image, "tile", ()))):
+        yield "have 16 bits a channel, and the lower 8 are dropped"
+
+
+def _has_16_bits(tile: Any) -> bool:
+    """Whether Pillow's description of the pixels in a file names 16 bits a channel."""
+    codec, _, _, options, *_ = tile
+    return ";16" in str(options) or (codec == "ppm" and options[1] > 255)
 
 
 def _is_transparent(image: Image.Image) -> bool:

@@ -21,6 +21,8 @@ from gcfed.utils.refusal import Refusal
 
 log = getLogger(__name__)
 MOST = 20  # the largest number of values of a column of text that data.categorical does not name
+# numbers that pandas takes for text, as 1,000 or 45% or $5
+OTHER_NOTATION = re.compile(r"[^\w\s]?\s*\d[\d.,'\s]*\s*[^\w\s]?")
 WHOLE_NUMBER = re.compile(r"0|-?[1-9][0-9]{0,17}")  # an int64 has one such text
 
 
@@ -74,7 +76,7 @@ def csv(
     y = read(cells[target], form)
     if not is_test.any():
         is_test = held_out(y, test, "test", by_class=not regression)
-    x = _inputs(inputs, categorical, is_test, form)
+    x = _inputs(inputs, categorical, is_test, form, table.files)
     content = {"x": x[~is_test], "y": y[~is_test], "x_test": x[is_test], "y_test": y[is_test]}
     owners = table.clients
     if groups is not None:
@@ -182,10 +184,20 @@ def _codes(column: Series) -> ndarray:
     """Texts [n]; or integers, if each text is the only one of its integer, so that 2 comes before
     10.
     """
-    texts = column.to_numpy(np.str_)
+    texts = _array(column)
     if all(map(WHOLE_NUMBER.fullmatch, column.unique())):
         return texts.astype(np.int64)
     return texts
+
+
+def _array(column: Series) -> ndarray:
+    """The texts [n]. Raises Refusal for a NUL character, which NumPy would drop."""
+    if any("\0" in text for text in column.unique()):
+        raise Refusal(
+            f"column {column.name} holds a NUL character: write the file again, or set"
+            f" data.ignore=[{column.name}]."
+        )
+    return column.to_numpy(np.str_)
 
 
 def _inputs(
@@ -193,6 +205,7 @@ def _inputs(
     categorical: Iterable[str],
     is_test: ndarray,
     form: Form,
+    files: ndarray,
 ) -> ndarray:
     """The samples, float64 [n, d]: first the columns of numbers, then those of 0 and 1."""
     numbers = []
@@ -201,12 +214,26 @@ def _inputs(
         column = inputs[name]
         plain = None if name in categorical else _numbers(column, form)
         if plain is not None:
+            _warn_of_ids(column, plain, files)
             numbers.append(plain.to_numpy(np.float64)[:, None])
             continue
         if name not in categorical:
             _require_categories(column, form)
         switches.append(_one_hot(column, is_test))
     return np.concatenate([*numbers, *switches], axis=1)
+
+
+def _warn_of_ids(column: Series, numbers: Series, files: ndarray) -> None:
+    """Warns of whole numbers that are all different in each file, as ids are."""
+    if len(column) <= MOST or (numbers % 1).any():
+        return
+    if not DataFrame({"file": files, "text": column}).duplicated().any():
+        log.warning(
+            "column %s: all whole numbers are different, as in a column of ids, and the model gets"
+            " them as an input; data.ignore=[%s] leaves it out",
+            column.name,
+            column.name,
+        )
 
 
 def _require_categories(column: Series, form: Form) -> None:
@@ -225,7 +252,8 @@ def _require_categories(column: Series, form: Form) -> None:
             f"column {name} {what}: {remedy}, name it in data.categorical=[{name}], or leave it"
             f" out, data.ignore=[{name}]."
         )
-    if 0 < len(texts) < count:
+    in_other_notation = all(map(OTHER_NOTATION.fullmatch, texts))
+    if texts and (len(texts) < count or in_other_notation):
         log.warning(
             "column %s: %d of its %d values are no numbers (%s), so that all are categories; "
             "write numbers plainly (see data.decimal), or drop these rows",
@@ -238,7 +266,7 @@ def _require_categories(column: Series, form: Form) -> None:
 
 def _one_hot(column: Series, is_test: ndarray) -> ndarray:
     """A column of 0 and 1 for each text in the training rows, in their order, float64 [n, c]."""
-    number_n, names = number_names(column.to_numpy(np.str_))
+    number_n, names = number_names(_array(column))
     trained = np.unique(number_n[~is_test])
     kept = [names[number] for number in trained]
     log.info("column %s becomes %d columns of 0 and 1: %s", column.name, len(kept), listing(kept))
