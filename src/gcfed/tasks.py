@@ -181,19 +181,19 @@ class Classification(Task):
 
     def mean_losses(self, outputs: Tensor, batch: Batch) -> Tensor:
         is_alone = len(outputs) == 1 and batch.mask is None
-        if not (is_alone and has_own(self, Classification, "losses", "client_losses")):
+        if not (is_alone and has_methods_of(self, Classification, "losses", "client_losses")):
             return super().mean_losses(outputs, batch)
         # One client with whole batches: torch's own mean saves four nodes of the graph, 0.1 ms of a
         # step.
         return F.cross_entropy(outputs.squeeze(0), batch.y.squeeze(0)).unsqueeze(0)
 
     def mean_loss_of_one(self, outputs: Tensor, batch: Batch) -> Tensor:
-        if batch.mask is not None or not has_own(self, Classification, *LOSSES):
+        if batch.mask is not None or not has_methods_of(self, Classification, *LOSSES):
             return super().mean_loss_of_one(outputs, batch)
         return F.cross_entropy(outputs, batch.y.squeeze(0))
 
     def least_loss(self) -> float:
-        return 0.0 if has_own(self, Classification, *LOSSES) else -inf
+        return 0.0 if has_methods_of(self, Classification, *LOSSES) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         is_right = outputs.argmax(-1) == y
@@ -232,14 +232,14 @@ class SquaredError(Task):
         return (outputs - y).square().sum(-1) / 2
 
     def least_loss(self) -> float:
-        return 0.0 if has_own(self, SquaredError, *LOSSES) else -inf
+        return 0.0 if has_methods_of(self, SquaredError, *LOSSES) else -inf
 
     def scores(self, outputs: Tensor, y: Tensor) -> dict[str, Tensor]:
         errors = (at_least_float32(outputs) - y) * self.target_std
         return super().scores(outputs, y) | {"test/rmse": errors.square().mean(-1)}
 
 
-def has_own(task: Task, kind: type[Task], *names: str) -> bool:
+def has_methods_of(task: Task, kind: type[Task], *names: str) -> bool:
     """Whether these methods of a task are those of this class, and not those of a user's subclass
     or of the object itself.
     """

@@ -457,6 +457,33 @@ class Replies(ServerPart):
         round.reply["moved"] = {name: update[name].clone() for name in self.trained_names}
 
 
+class EditsOnReply(ClientPart):
+    """Adds the reply to the states of all clients. Client 1 sends a number that is not finite."""
+
+    keeps: ClassVar = {"heard": KeptState(like_trained)}
+
+    def send(self, upload, own, download):
+        upload.delta["0.bias"][torch.from_numpy(upload.clients == 1)] = torch.inf
+
+    def on_reply(self, reply, own, download):
+        change = {name: move.expand_as(own["heard"][name]) for name, move in reply["moved"].items()}
+        everybody = torch.ones(len(own.version)).bool()
+        return {"heard": own.add("heard", change, everybody)}
+
+
+def test_a_reply_changes_no_state_of_a_client_that_does_not_count(federation):
+    stores = ClientStores()
+    net = make_net()
+    like = {name: t.detach().clone() for name, t in net.named_parameters()}
+    method = Method(EditsOnReply(), Replies())
+    train_rounds(
+        net, federation, sgd(), rounds=2, methods=[method], cohort_of=5, k=5, stores=stores
+    )
+    for t in stores.read("heard", np.arange(5), like).values():
+        moved = t.flatten(1).abs().sum(1)
+        assert (moved > 0).tolist() == [True, False, True, True, True]
+
+
 @pytest.mark.parametrize("k", [1, 3])
 def test_a_state_that_is_written_only_with_the_reply_is_there_in_every_process(tmp_path, k):
     """A client trains in another process in the next round."""
